@@ -11,13 +11,12 @@ progress       a progress bar
 working        a line that says which work is in progress
 drawn          text for matplotlib, without mathematics
 html, url      text, attributes and links of an HTML page
-markdown, code, link, markdown_table      text, code, links and tables of Markdown
-csv_text, csv_rows       CSV rows that no spreadsheet reads as formulas
+markdown, code, markdown_table      text, code and tables of Markdown
+csv_text       CSV rows that no spreadsheet reads as formulas
 """
 
 import contextlib
 import csv
-import dataclasses
 import functools
 import html as html_of_python
 import io
@@ -214,11 +213,6 @@ def code(value):
     return Markdown(f"<code>{markdown(text)}</code>" if re.search("[`|<]", text) else f"`{text}`")
 
 
-def link(value, address):
-    """A Markdown link with a value as its text."""
-    return Markdown(f"[{markdown(value)}]({urllib.parse.quote(address, safe=':/?#@!&+,;=%~')})")
-
-
 def markdown_table(header, rows):
     """The lines of a Markdown table."""
 
@@ -244,11 +238,6 @@ def csv_text(rows):
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(map(_cell, row) for row in rows)
     return text.getvalue()
-
-
-def csv_rows(kind, rows):
-    """Instances of a dataclass as CSV, which `read.read_rows` reads."""
-    return csv_text([[field.name for field in dataclasses.fields(kind)], *map(dataclasses.astuple, rows)])
 
 
 def _cell(value):

@@ -36,7 +36,7 @@ from axial.errors import InputError
 from axial.io import gfile
 from axial.io.gfile import is_remote
 from axial.io.paths import LONGEST, inside
-from axial.io.read import check_regular, first_line, read_text
+from axial.io.read import check_regular, first_line
 from axial.io.show import plain, say
 
 WAITS = (1, 2, 4, 8, 16)  # seconds before each retry of a write
@@ -321,27 +321,6 @@ def write_text(path, text):
 def write_json(path, value):
     """Writes plain Python values as JSON. NaN and infinity, which JSON lacks, become null."""
     write_bytes(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
-
-
-# === Blocks of a Markdown file ===
-
-
-def write_block(path, name, text=None):
-    """Writes a block of Markdown to a new file, or replaces the block with this name in an existing file.
-
-    A block is the text between the comments `<!-- NAME:begin -->` and `<!-- NAME:end -->`. If `text` is None, the
-    function only checks that the block exists.
-
-    Raises:
-        InputError: the file has no such block.
-    """
-    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-    before, opened, rest = (read_text(path) if gfile.exists(path) else f"{begin}{end}\n").partition(begin)
-    _, closed, after = rest.partition(end)
-    if not opened or not closed:
-        raise InputError(f"{path}: holds no lines {begin} and {end} to write between")
-    if text is not None:
-        write_text(path, f"{before}{begin}\n{text}\n{end}{after}")
 
 
 # === Names and hashes of files ===

@@ -15,7 +15,6 @@ from axial.layers.device import BACKENDS
 from axial.layers.rematerialisation import RECOMPUTE
 from axial.models.attended_resnet.network import AttendedResNet
 from axial.models.base import Network, Variant
-from axial.models.classifier import Classifier
 from axial.models.names import VARIANTS_OF, check_model_name
 from axial.models.resnet.network import ConvResNet
 
@@ -32,34 +31,6 @@ def find_variant(name: str, where: str = "") -> Variant:
     """The `Variant` of a name. Raises InputError if the name is unknown. The error's message starts with `where`."""
     check_model_name(name, VARIANTS, where)
     return VARIANTS[name]
-
-
-def plain_classifier(name: str) -> tuple[str, dict]:
-    """(name, further arguments) of the ImageNet classifier whose weights a model's backbone starts from.
-
-    The classifier has the model's backbone without the modules that start as the identity. Its weights have the same
-    shapes; span and output stride may differ. Among several classifiers, the one with the fewest further arguments is
-    returned.
-
-    Example:
-        >>> plain_classifier("faster_rcnn_attended_resnet_50_0010_deformable")
-        ('resnet_50', {})
-        >>> plain_classifier("panoptic_deeplab_ps_attention")
-        ('ps_attention_resnet_w100', {'stem': 'deeplab'})
-
-    Raises:
-        InputError: no model has this name, or no classifier has the model's backbone.
-    """
-    variant = find_variant(name)
-    backbone, target = PLAIN.get(variant.backbone, variant.backbone), variant.backbone_arguments({})
-    changes = {}
-    for other, classifier in VARIANTS.items():
-        if classifier.task == Classifier.task and classifier.backbone is backbone:
-            given = classifier.backbone_arguments({})
-            changes[other] = {k: target[k] for k, value in given.items() if k not in FREE and target[k] != value}
-    if not changes:
-        raise InputError(f"model {name!r}: no classifier has its backbone")
-    return min(changes.items(), key=lambda item: len(item[1]))
 
 
 def zeros(signature: typing.Any) -> typing.Any:

@@ -21,12 +21,13 @@ from axial.cli import app
 from axial.cli.flags import Flags
 from axial.io import show
 from axial.io.paths import experiments_dir, inside
-from axial.io.write import write_block, write_text
+from axial.io.write import write_text
 from axial.models.registry import VARIANTS, find_variant
 from axial.recipes import read_recipes
 from axial.weights.convert import PUBLIC
 from axial.weights.interchange import read_safetensors
 from axial.weights.source import SHIPPED, SHIPPED_DIR
+from pages import csv_rows, link, write_block
 
 
 def count(model, canvas, classes=None, arguments=()):
@@ -97,10 +98,10 @@ def zoo_markdown(rows):
     for row in rows:
         values = dict(zip(zoo.COLUMNS, zoo.cells(row)))
         values["model"] = show.code(values["model"])
-        values["published"] = show.link(values["published"], row.published_at)
+        values["published"] = link(values["published"], row.published_at)
         name, told = os.path.basename(row.file), values["file"].removeprefix(row.file)
         address = f"../{row.file}" if row.source == SHIPPED else row.file  # relative to experiments/
-        values["file"] = show.Markdown(show.link(name, address) + show.markdown(told))
+        values["file"] = show.Markdown(link(name, address) + show.markdown(told))
         cells.append(values.values())
     lines = show.markdown_table(zoo.COLUMNS, cells)
     for row in rows:
@@ -122,14 +123,14 @@ def _path(name):
 
 
 def _models(_):
-    write_text(_path("models.csv"), show.csv_rows(Counts, count_variants(VARIANTS)))
+    write_text(_path("models.csv"), csv_rows(Counts, count_variants(VARIANTS)))
 
 
 def _steps(_):
     models = {recipe.model: recipe.canvas for recipe in reversed(read_recipes()) if recipe.canvas}
     models = {name: models[name] for name in sorted(models) if find_variant(name).task in COUNTED_TASKS}
     steps = [count_step(name, canvas) for name, canvas in show.progress(models.items(), unit="model")]
-    write_text(_path("steps.csv"), show.csv_rows(Step, steps))
+    write_text(_path("steps.csv"), csv_rows(Step, steps))
 
 
 def _zoo(_):

@@ -8,10 +8,12 @@ import csv
 import dataclasses
 import os
 
+from axial.errors import InputError
 from axial.io.paths import experiments_dir
 from axial.io.show import say
-from axial.io.write import write_block
-from axial.models.registry import plain_classifier
+from axial.models.classifier import Classifier
+from axial.models.registry import FREE, PLAIN, VARIANTS, find_variant
+from pages import write_block
 
 CITYSCAPES, COCO, MAPILLARY = (1025, 2049), (1025, 1025), (2177, 2177)
 SCALES = {COCO: (0.5, 0.75, 1, 1.25, 1.5)}  # scales of multi-scale inference; the recipes cite their sources
@@ -68,6 +70,34 @@ def classifier_flags(model, arguments):
     if nearest_leaf("imagenet", model) == model:
         return (f"--gin_file=imagenet/{model}.gin", *changes)
     return ("--gin_file=imagenet/classification.gin", f"--gin_binding=MODEL = {model!r}", *changes)
+
+
+def plain_classifier(name):
+    """Returns (name, further arguments) of the ImageNet classifier whose weights a model's backbone starts from.
+
+    The classifier has the model's backbone without the modules that start as the identity. Its weights have the same
+    shapes; span and output stride may differ. Among several classifiers, the one with the fewest further arguments is
+    returned.
+
+    Example:
+        >>> plain_classifier("faster_rcnn_attended_resnet_50_0010_deformable")
+        ('resnet_50', {})
+        >>> plain_classifier("panoptic_deeplab_ps_attention")
+        ('ps_attention_resnet_w100', {'stem': 'deeplab'})
+
+    Raises:
+        InputError: no model has this name, or no classifier has the model's backbone.
+    """
+    variant = find_variant(name)
+    backbone, target = PLAIN.get(variant.backbone, variant.backbone), variant.backbone_arguments({})
+    changes = {}
+    for other, classifier in VARIANTS.items():
+        if classifier.task == Classifier.task and classifier.backbone is backbone:
+            given = classifier.backbone_arguments({})
+            changes[other] = {k: target[k] for k, value in given.items() if k not in FREE and target[k] != value}
+    if not changes:
+        raise InputError(f"model {name!r}: no classifier has its backbone")
+    return min(changes.items(), key=lambda item: len(item[1]))
 
 
 def start_command(model):

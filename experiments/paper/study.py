@@ -31,13 +31,14 @@ from axial.analysis.multiply_adds import count_multiply_adds, total
 from axial.cli import app, flags
 from axial.cli.flags import Flags
 from axial.io import show
-from axial.io.write import write_block, write_whole
+from axial.io.write import write_whole
 from axial.layers.conv import Conv
 from axial.layers.spatial_attention.attended import Mechanism
 from axial.layers.spatial_attention.attention_terms import SETTINGS, Terms
 from axial.layers.spatial_attention.deformable_conv import DeformableConv, DeformableConv1D
 from axial.layers.spatial_attention.generalized_attention import TEXT, VISION
 from axial.models.registry import find_variant
+from pages import write_block
 from published import by_commands, command, publish, read_lines, start_command
 
 TASKS = ("detection", "segmentation", "nmt")

@@ -12,8 +12,8 @@ import textwrap
 from axial.cli import app, flags
 from axial.cli.flags import Flags
 from axial.io.show import broken, markdown_table, print_table, say
-from axial.io.write import write_block
 from counts import count_models
+from pages import write_block
 from published import FIGURE, IMAGENET, ON_8_CORES, ROWS, SCORES, TITLES, Row, by_commands, publish
 
 

@@ -18,7 +18,7 @@ from axial.cli import app, flags
 from axial.cli.flags import Flag, Flags
 from axial.errors import check_installed
 from axial.io import show
-from axial.io.write import write_block
+from pages import write_block
 
 
 @dataclasses.dataclass(frozen=True)

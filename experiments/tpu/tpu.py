@@ -35,11 +35,15 @@ from axial.io import read, show
 from axial.io.lock import locked_file
 from axial.io.paths import experiments_dir
 from axial.io.show import counted, print_table, say, working
-from axial.io.write import write_block, write_text
+from axial.io.write import write_text
 from axial.serving.export import fold
-from axial.tasks.segmentation.panoptic import segment_each
+from axial.tasks.segmentation.canvas_maps import canvas_maps
+from axial.tasks.segmentation.panoptic import DensePrediction
 from axial.training.train_step import TrainStep
 from axial.training.trainer import check_batch, check_loop
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "paper"))
+from pages import csv_rows, write_block
 
 report = functools.partial(say, error=True)
 
@@ -145,7 +149,7 @@ def add_row(path, row):
     """Adds a row to a CSV file, which other processes may change at the same time. Returns all rows as `read_table`."""
     with locked_file(path):
         rows = {**read_table(path, type(row)), row.key: row}
-        write_text(path, show.csv_rows(type(row), [row for _, row in sorted(rows.items())]))
+        write_text(path, csv_rows(type(row), [row for _, row in sorted(rows.items())]))
     return rows
 
 
@@ -247,6 +251,24 @@ def training_step(build, batch, replicas, slice_name):
         loop = TrainStep(task, model, optimizer.build(model.trainable_variables), training, strategy=strategy)
     spec = task.train_dataset(batch, training.seed).element_spec
     return lambda batch: strategy.run(loop.replica_step, (batch,)), [spec]
+
+
+def segment_each(task, model, images):
+    """Segments a large batch of canvases. The network runs on the whole batch, and the post-processing on each image.
+
+    Maps on the canvas are float32 and have all classes: 133 classes of 1025x1025 pixels take 0.56 GB for each image.
+    Raises InputError if the task is not segmentation.
+    """
+    if not isinstance(task, DensePrediction):
+        raise InputError(f"--mode=serve: {task.model.name} is not a model for segmentation, which this mode compiles")
+
+    def segment_image(inputs):
+        image, outputs = tf.nest.map_structure(lambda x: x[None], inputs)
+        return {name: x[0] for name, x in task.segment(canvas_maps(lambda _: outputs, image)).items()}
+
+    batch = images, task.network(model)(images)
+    first = segment_image(tf.nest.map_structure(lambda x: x[0], batch))  # only its shapes are used
+    return tf.map_fn(segment_image, batch, fn_output_signature=tf.nest.map_structure(tf.TensorSpec.from_tensor, first))
 
 
 def serving_step(build, batch, *_):

@@ -4,12 +4,14 @@ import contextlib
 import re
 
 import pytest
+import tensorflow as tf
 import tf_keras as keras
 
 import published
 from axial.layers import device
-from axial.models.registry import VARIANTS, find_variant, plain_classifier
+from axial.models.registry import VARIANTS, build_model, find_variant
 from axial.recipes import configuration
+from axial.weights.restore import object_paths, plain_path
 from tests.recipes.test_configuration import LEAVES, ROOT, recipe_of
 from tpu_compile import forms
 
@@ -84,13 +86,35 @@ def test_a_leaf_that_starts_from_another_run_says_from_which(leaf):
     """The header's command sets INIT, and the header names the run that makes these weights, as in the papers."""
     header, text = re.split(r"\n\n(?=include)", (ROOT / leaf).read_text(), maxsplit=1)
     model = re.search("^MODEL = '(.+)'$", text, re.M)[1]
-    start, arguments = plain_classifier(model)
+    start, arguments = published.plain_classifier(model)
     if leaf.endswith("_mapillary.gin"):
         assert "INIT = 'MAPILLARY_RUN'" in header and f"(mapillary/{model}.gin)" in header
     else:
         assert "INIT = 'CHECKPOINT'" in header and not arguments
         leaf_name = f"imagenet/{start}.gin"
         assert f"a run of {leaf_name if leaf_name in LEAVES else start}" in header
+
+
+STARTING = [n for n in VARIANTS if find_variant(n).task not in ("classification", "translation")]
+QUICK_STARTS = ("axial_deeplab_nano", "faster_rcnn_attended_nano_0010")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK_STARTS else pytest.param(n, marks=pytest.mark.slow) for n in STARTING]
+)
+def test_every_model_of_photos_starts_from_a_plain_classifier(name):
+    """The backbones have weights of equal paths and shapes, except the model's modules that start as the identity."""
+    plain, arguments = published.plain_classifier(name)
+    with tf.Graph().as_default():  # a graph allocates no weights
+        backbones = [build_model(n, 19, **changes).backbone for n, changes in ((plain, arguments), (name, {}))]
+        for backbone in backbones:
+            tf.autograph.experimental.do_not_convert(backbone)(tf.zeros([1, 65, 65, 3]))
+    added = {id(w) for m in backbones[1].submodules if hasattr(m, "added_weights") for w in m.added_weights}
+    theirs, ours = (
+        {plain_path(path): w.shape for path, w in object_paths(b, "backbone").items() if id(w) not in added}
+        for b in backbones
+    )
+    assert find_variant(plain).task == "classification" and theirs == ours
 
 
 @pytest.mark.parametrize("leaf", PANOPTIC)

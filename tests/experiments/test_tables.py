@@ -4,9 +4,8 @@ import shlex
 
 import pytest
 
-from axial.models.registry import plain_classifier
 from axial.recipes import configuration
-from published import DATA, IMAGENET, ON_8_CORES, ROWS
+from published import DATA, IMAGENET, ON_8_CORES, ROWS, plain_classifier
 from tables import Result, count_rows, markdown
 from tests.conftest import ROOT
 

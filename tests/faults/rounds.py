@@ -45,6 +45,7 @@ def table(rows):
 
 
 if __name__ == "__main__":
-    from axial.io.write import write_block
+    sys.path.append("experiments/paper")
+    from pages import write_block
 
     write_block(sys.argv[2], "faults", table(read(sys.argv[1])))

@@ -55,7 +55,7 @@ def test_a_path_is_below_its_folder_or_there_is_none(name):
 TAKE_A_PATH = set(
     """open GFile gzip exists isdir isfile listdir scandir walk glob remove unlink rename replace copy stat lstat
     makedirs mkdir rmtree file_digest folder_digests read_file read_text read_json read_yaml read_record
-    write_whole write_bytes write_text write_json write_image write_block write_file new_folder make_folder
+    write_whole write_bytes write_text write_json write_image write_file new_folder make_folder
     remove_folder output_folder output_file locked savefig TFRecordWriter TFRecordDataset
     create_file_writer CheckpointManager Saver NewCheckpointReader checkpoints_iterator""".split()
 )

@@ -33,18 +33,6 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path):
     assert json.loads(path.read_text()) == {"a": None, "b": [1, 2]}
 
 
-def test_a_block_replaces_itself_alone(tmp_path):
-    path = tmp_path / "page.md"
-    write.write_block(str(path), "tables", "one")
-    assert path.read_text() == "<!-- tables:begin -->\none\n<!-- tables:end -->\n"
-    path.write_text(f"before\n{path.read_text()}after\n")
-    write.write_block(str(path), "tables", "two")
-    assert path.read_text() == "before\n<!-- tables:begin -->\ntwo\n<!-- tables:end -->\nafter\n"
-    with pytest.raises(InputError, match="holds no lines <!-- zoo:begin -->"):
-        write.write_block(str(path), "zoo", "three")
-    assert "two" in path.read_text()
-
-
 @pytest.mark.parametrize(
     "path,words",
     [

@@ -15,10 +15,9 @@ from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.random import drop_images
 from axial.models.outputs import AUXILIARY, CENTER, LOGITS, OFFSET, SEMANTIC
 from axial.models.panoptic_deeplab.xception import Xception71
-from axial.models.registry import VARIANTS, ModelConfig, build_model, find_variant, plain_classifier
+from axial.models.registry import VARIANTS, ModelConfig, build_model, find_variant
 from axial.models.resnet.network import BackboneOptions, ConvResNet, ConvResNetOptions
 from axial.serving.export import fold
-from axial.weights.restore import object_paths, plain_path
 from tests.conftest import ROOT, free_graphs, relative_error
 
 CLASSES = 19
@@ -57,28 +56,6 @@ def test_counts():
     """experiments/models.csv has these numbers of parameters. `test_model_counts` compares the file with the models."""
     rows = {row.model: row for row in read_models(str(ROOT / "experiments" / "models.csv"))}
     assert {name: round(rows[name].parameters / 1e6, 3) for name in PARAMETERS} == PARAMETERS
-
-
-STARTING = [n for n in VARIANTS if find_variant(n).task not in ("classification", "translation")]
-QUICK_STARTS = ("axial_deeplab_nano", "faster_rcnn_attended_nano_0010")
-
-
-@pytest.mark.parametrize(
-    "name", [n if n in QUICK_STARTS else pytest.param(n, marks=pytest.mark.slow) for n in STARTING]
-)
-def test_every_model_of_photos_starts_from_a_plain_classifier(name):
-    """The backbones have weights of equal paths and shapes, except the model's modules that start as the identity."""
-    plain, arguments = plain_classifier(name)
-    with tf.Graph().as_default():  # a graph allocates no weights
-        backbones = [build_model(n, CLASSES, **changes).backbone for n, changes in ((plain, arguments), (name, {}))]
-        for backbone in backbones:
-            tf.autograph.experimental.do_not_convert(backbone)(tf.zeros([1, 65, 65, 3]))
-    added = {id(w) for m in backbones[1].submodules if hasattr(m, "added_weights") for w in m.added_weights}
-    theirs, ours = (
-        {plain_path(path): w.shape for path, w in object_paths(b, "backbone").items() if id(w) not in added}
-        for b in backbones
-    )
-    assert find_variant(plain).task == "classification" and theirs == ours
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import math
 import tensorflow as tf
 
 from axial.data.preprocess import SCALE, preprocess
-from axial.errors import InputError
 from axial.io import schemas
 from axial.io.check import BelowOne, Scales
 from axial.models.registry import find_variant
@@ -222,21 +221,3 @@ class SegmentationTask(DensePrediction):
     def network(self, model):
         """The function by which inference maps images to output maps: the model on sliding windows."""
         return sliding(model, self.data.crop, self.overlap)
-
-
-def segment_each(task, model, images):
-    """Segments a large batch of canvases. The network runs on the whole batch, and the post-processing on each image.
-
-    Maps on the canvas are float32 and have all classes: 133 classes of 1025x1025 pixels take 0.56 GB for each image.
-    Raises InputError if the task is not segmentation.
-    """
-    if not isinstance(task, DensePrediction):
-        raise InputError(f"--mode=serve: {task.model.name} is not a model for segmentation, which this mode compiles")
-
-    def segment_image(inputs):
-        image, outputs = tf.nest.map_structure(lambda x: x[None], inputs)
-        return {name: x[0] for name, x in task.segment(canvas_maps(lambda _: outputs, image)).items()}
-
-    batch = images, task.network(model)(images)
-    first = segment_image(tf.nest.map_structure(lambda x: x[0], batch))  # only its shapes are used
-    return tf.map_fn(segment_image, batch, fn_output_signature=tf.nest.map_structure(tf.TensorSpec.from_tensor, first))

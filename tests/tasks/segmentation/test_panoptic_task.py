@@ -14,7 +14,7 @@ from axial.models.registry import ModelConfig
 from axial.tasks.segmentation.canvas_maps import canvas_maps, scaled_canvas, upsample
 from axial.tasks.segmentation.grouping import PostprocessConfig, postprocess
 from axial.tasks.segmentation.input_pipeline import DataConfig
-from axial.tasks.segmentation.panoptic import PanopticTask, segment_each
+from axial.tasks.segmentation.panoptic import PanopticTask
 from axial.training.trainer import TrainingConfig, check_loop
 
 CANVAS = (49, 81)
@@ -140,15 +140,3 @@ def test_cores_do_not_share_an_image_with_the_kernels(name):
     training = TrainingConfig(steps=1, batch=1, partitions=2)
     with pytest.raises(InputError, match="TrainingConfig.partitions = 2: TPU kernels cannot split an image"):
         check_loop(task, task.build_model(), training, tf.distribute.get_strategy())
-
-
-def test_a_batch_is_segmented_image_by_image(model):
-    data = DataConfig("train", "val", CANVAS)
-    task = PanopticTask(ModelConfig("axial_deeplab_nano"), data, "", grouping=GROUPING, spec=SPEC)
-    images = tf.constant(photos())
-    at_once = task.segment(task.maps(model, images))
-    one_by_one = tf.function(lambda x: segment_each(task, model, x), autograph=False)(images)
-    assert set(one_by_one) == set(at_once)
-    assert all(len(np.unique(ids)) > 3 for ids in at_once["instance"]), "too few instances to compare"
-    for name, x in one_by_one.items():
-        np.testing.assert_allclose(x, at_once[name], rtol=1e-5, atol=1e-6)

@@ -13,7 +13,7 @@ from axial.models.outputs import CLASS, SEMANTIC
 from axial.models.registry import ModelConfig
 from axial.tasks.segmentation.canvas_maps import canvas_maps, sliding, window_starts
 from axial.tasks.segmentation.input_pipeline import Augmentation, DataConfig, _random_scale, training_example
-from axial.tasks.segmentation.panoptic import PanopticTask, SegmentationTask, segment_each
+from axial.tasks.segmentation.panoptic import PanopticTask, SegmentationTask
 from tests.conftest import make_task, relative_error
 from tests.tasks.segmentation.test_segmentation_input_pipeline import make_record
 
@@ -65,9 +65,6 @@ def test_a_batch_is_the_images_one_by_one(sample_dir):
     both = task.maps(model, images)[CLASS]
     for i in (0, 1):
         np.testing.assert_array_equal(both[i], task.maps(model, images[i : i + 1])[CLASS][0])
-    at_once = task.segment(task.maps(model, images))
-    for name, x in segment_each(task, model, images).items():
-        np.testing.assert_array_equal(x, at_once[name])
 
 
 def test_scales_come_in_steps():
