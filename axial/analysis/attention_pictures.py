@@ -1,7 +1,7 @@
 """Draws the attention weights of one query, a pixel of a photo, over the photo.
 
-Axial attention is drawn as in Axial-DeepLab (Wang et al., ECCV 2020, Fig. 7 and 8). The mechanisms of the
-spatial-attention study (Zhu et al., ICCV 2019) are drawn as terms, samples and kernels.
+Axial attention is drawn as in Axial-DeepLab (Wang et al., ECCV 2020, Fig. 7 and 8). The generalised attention of the
+spatial-attention study (Zhu et al., ICCV 2019) is drawn as its terms. The models are folded; see `serving.export.fold`.
 
 A layer's input has fewer pixels than the photo. Each of its pixels stands for a patch of the photo, and the pictures
 mark the centre of the patch.
@@ -18,13 +18,10 @@ from axial.errors import InputError, nearest
 from axial.io.show import drawn
 from axial.io.write import write_whole
 from axial.layers.attention.folded import FoldedAttention
-from axial.layers.attention.layer import Attention
-from axial.layers.spatial_attention.deformable_conv import DeformableConv, positions
-from axial.layers.spatial_attention.dynamic_conv import DynamicConv
 from axial.layers.spatial_attention.generalized_attention import GeneralizedAttention
 from axial.weights.names import weight_names
 
-LAYERS = Attention, FoldedAttention, GeneralizedAttention, DeformableConv, DynamicConv
+LAYERS = FoldedAttention, GeneralizedAttention
 
 TERM_NAMES = {
     "1000": "query and key content",
@@ -41,7 +38,7 @@ def find_layers(model, block=None):
     """dict from path to layer, for each attention layer of a block.
 
     Args:
-        model: a built model.
+        model: a built model without batch norms.
         block: component of the layers' paths, such as 'stage4_block1'; by default the last layer's block.
 
     Raises:
@@ -104,7 +101,7 @@ def query_weights(layer, x, pixel):
     Only this query's logits are computed. Y x X is the whole map, or one of its columns or rows.
 
     Args:
-        layer: a built `AxialAttention`, `LocalAttention`, `FoldedAttention`, or a `GeneralizedAttention` for maps.
+        layer: a built `FoldedAttention`, or a `GeneralizedAttention` for maps.
         x: [1, H, W, C], the layer's input.
         pixel: (row, column) of the query.
     """
@@ -116,7 +113,7 @@ def query_weights(layer, x, pixel):
         "width": (x[:, row : row + 1], column),
         "square": (x, row * x.shape[2] + column),
     }[layer.spec.axis]
-    return _lines(layer, lines, index)
+    return layer.query_weights(lines, index)[0]
 
 
 def line_weights(layer, x, pixel):
@@ -125,17 +122,7 @@ def line_weights(layer, x, pixel):
     For a layer along the height, the queries are all pixels in the row of `pixel`. Each column of the result has the
     weights of the query in that column. For a layer along the width, rows and columns are swapped.
     """
-    return _lines(layer, x, pixel[0] if layer.spec.axis == "height" else pixel[1])
-
-
-def _lines(layer, x, index):
-    if isinstance(layer, Attention):
-        folded = FoldedAttention(layer.spec, dtype=layer.dtype_policy)
-        folded.build(x.shape)
-        for weight, value in zip(folded.weights, layer.folded_weights(), strict=True):
-            weight.assign(value)
-        layer = folded
-    return layer.query_weights(x, index)[0]
+    return layer.query_weights(x, pixel[0] if layer.spec.axis == "height" else pixel[1])[0]
 
 
 def term_maps(layer, x, pixel):
@@ -150,36 +137,6 @@ def term_maps(layer, x, pixel):
     maps = {TERM_NAMES[bits]: layer.query_weights(x, pixel, terms=bits) for bits in term_bits}
     maps[f"setting {layer.setting}"] = layer.query_weights(x, pixel)
     return {name: tf.reduce_mean(weights[0], 0).numpy() for name, weights in maps.items()}
-
-
-def sampling_points(layer, x, pixel):
-    """(rows, columns, masks), float32 [K taps, O offset groups]: positions and weights of one output pixel's samples.
-
-    Args:
-        layer: a built `DeformableConv`.
-        x: [1, H, W, C], the layer's input.
-        pixel: (row, column) of the output pixel.
-    """
-    offsets, masks = layer.offsets(x)
-    sides = [layer.side] * 2
-    rows, columns = positions(offsets, sides, layer.strides, dilation=layer.dilation, padding=layer.padding)
-    index = pixel[0] * offsets.shape[2] + pixel[1]
-    rows, columns = rows[0, index].numpy(), columns[0, index].numpy()
-    if masks is None:
-        return rows, columns, np.ones_like(rows)
-    return rows, columns, masks[0, pixel[0], pixel[1]].numpy().reshape(rows.shape[::-1]).T
-
-
-def query_kernels(layer, x, pixel):
-    """float32 [G, N, N]: the kernels of one query, one for each of G groups.
-
-    Args:
-        layer: a built `DynamicConv` for maps.
-        x: [1, H, W, C], the layer's input.
-        pixel: (row, column) of the query.
-    """
-    kernels = layer.query_kernels(x)[0, pixel[0], pixel[1]].numpy()
-    return kernels.reshape(-1, layer.side, layer.side)
 
 
 # === Drawing ===
@@ -199,16 +156,9 @@ def draw_block(stem, model, layers, example, *, fractions):
     photo = np.uint8(np.clip(np.round((image + 1) * 127.5), 0, 255))
     fractions = [f * n / side for f, n, side in zip(fractions, np.array(example["valid_size"]), photo.shape)]
     for (path, layer), x in zip(layers.items(), layer_inputs(model, image[None], list(layers.values()))):
-        size = x.shape[1:3]
-        pixel = tuple(min(int(f * n), n - 1) for f, n in zip(fractions, size))
+        pixel = tuple(min(int(f * n), n - 1) for f, n in zip(fractions, x.shape[1:3]))
         name = f"{stem}.{path.removeprefix('backbone/').replace('/', '_')}.png"
-        if isinstance(layer, DeformableConv):
-            output = tuple(i // layer.strides for i in pixel)
-            tap = tuple(i * layer.strides for i in output)
-            draw_points(name, photo, sampling_points(layer, x, output), pixel=tap, size=size)
-        elif isinstance(layer, DynamicConv):
-            draw_kernels(name, query_kernels(layer, x, pixel))
-        elif isinstance(layer, GeneralizedAttention):
+        if isinstance(layer, GeneralizedAttention):
             draw_maps(name, photo, term_maps(layer, x, pixel), pixel)
         elif layer.spec.axis != "square":
             lines[layer.spec.axis] = line_weights(layer, x, pixel).numpy(), pixel
@@ -264,39 +214,11 @@ def draw_lines(path, photo, lines):
     _save(figure, path)
 
 
-def draw_points(path, photo, points, pixel, size):
-    """Draws the samples of one output pixel of a deformable convolution on a photo.
-
-    Args:
-        path: picture to write.
-        photo: uint8 [h, w, 3].
-        points: result of `sampling_points`; the area of a sample's dot is proportional to its mask.
-        pixel: (row, column) of the output pixel's centre on the layer's input.
-        size: (rows, columns) of the layer's input.
-    """
-    figure = Figure(figsize=(5, 5 * photo.shape[0] / photo.shape[1]), layout="constrained")
-    axes = figure.subplots()
-    _show(axes, photo, "samples of one pixel")
-    rows, columns, masks = map(np.ravel, points)
-    axes.scatter(*_middle((rows, columns), size, photo), 60 * masks, color="red", edgecolors="white")
-    axes.plot(*_middle(pixel, size, photo), **_MARK)
-    axes.set(xlim=(0, photo.shape[1]), ylim=(photo.shape[0], 0))  # samples may lie outside the photo
-    _save(figure, path)
-
-
-def draw_kernels(path, kernels):
-    """Draws the kernels [G, N, N] of one query of a dynamic convolution, one panel for each group."""
-    figure = Figure(figsize=(1.6 * len(kernels), 1.9), layout="constrained")
-    for group, (axes, kernel) in enumerate(zip(np.atleast_1d(figure.subplots(1, len(kernels))), kernels), 1):
-        _show(axes, kernel, f"group {group}", cmap="inferno", vmin=0)
-    _save(figure, path)
-
-
 _MARK = {"marker": "P", "color": "cyan", "markeredgecolor": "black", "markersize": 10}
 
 
-def _show(axes, image, title, cmap=None, vmin=None):
-    axes.imshow(image, cmap=cmap, vmin=vmin)
+def _show(axes, image, title):
+    axes.imshow(image)
     axes.set_title(drawn(title), fontsize=9)
     axes.set_axis_off()
 

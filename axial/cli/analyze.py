@@ -8,8 +8,7 @@
 %s model NAME --diff=OTHER --batch=1 --height=1024 --width=2048
 %s zoo                  public checkpoints, their contents, and the commands that convert and score them
 %s attention --model=RUN --image=PHOTO --query=X,Y --output_dir=OUT
-                        pictures of where a block attends from the pixel X,Y; RUN may be an export
-%s curves RUN RUN --figure=F.png    losses and scores of training runs side by side
+                        the attention of a block from a pixel, as pictures
 %s page RUN --html=F    a page of a run: losses, scores, pictures, speed, configuration, machine
 %s input                images per second of each stage of the input pipeline
 %s input --gin_file=coco/axial_deeplab_s.gin --data_dir=DATA --step_seconds=0.5 --cores=112
@@ -101,7 +100,9 @@ def _model(given):
 
 
 class Attention(Flags):
-    model = flags.MODEL.but(needed=True, old=("checkpoint", "saved_model"))
+    model = flags.MODEL.but(
+        meaning="a run, one of its checkpoints, or a model that axial ships.", needed=True, old=("checkpoint",)
+    )
     image = Flag(str, "the photo.", path=flags.IN_FILE, needed=True)
     query = Flag(str, "x,y: the query pixel; by default the photo's centre.", read=flags.matched(r"(\d+),(\d+)", "x,y"))
     block = Flag(str, "block to draw, like stage4_block1; by default the last block.")
@@ -125,11 +126,8 @@ def _attention(given):
 
     app.silence_xla()
     with working(f"building the network of {given.model} and reading its weights"):
-        if source.kind == "export":
-            task, model = configuration.load_folded(source)
-        else:
-            task, model = configuration.restore_run(source)
-            model = folded_model(task, model)
+        task, model = configuration.restore_run(source)
+        model = folded_model(task, model)
     if task.evaluator.takes != "photo":
         raise InputError(f"{given.model}: does {task.evaluator.name}; expected a model that takes photos")
     if task.spec.levels != PERCENTILES:

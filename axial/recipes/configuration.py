@@ -11,19 +11,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import gin
-import tensorflow as tf
 
 from axial.data.converters.coco import sample_data_dir
 from axial.data.converters.nuclei import nuclei_data_dir
 from axial.data.files import find_manifest
 from axial.data.objects import OBJECTS, Objects, read_objects
-from axial.data.specs import DatasetSpec, Spec, TextSpec, field_difference, text_operations
+from axial.data.specs import DatasetSpec, Spec, field_difference
 from axial.data.tfrecord import read_manifest
 from axial.errors import InputError
-from axial.io.read import first_line
 from axial.io.show import say
 from axial.io.write import write_json, write_text
-from axial.layers.attention.folded import fill_scales
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.base import Network
 from axial.models.registry import ModelConfig
@@ -269,32 +266,6 @@ def load_export(what: Location) -> Predictor:
 def exported(task: Task) -> Task:
     """The task for an export. All photos then use the largest canvas, even if the task scales photos by a factor."""
     return task if task.scale is None else dataclasses.replace(task, one_canvas=True)
-
-
-def load_folded(what: Location) -> tuple[Task, Network]:
-    """(task, model) of a SavedModel of axial-export; see `resolve`. The model has its weights, but no batch norms.
-
-    Raises:
-        InputError: the folder is not a SavedModel of axial-export, or its weights do not fit its configuration.
-    """
-    source = resolve(what)
-    path, spec = source.folder, check_export(source)
-    if source.file:
-        raise InputError(f"{path}: holds a network in one file; a SavedModel is expected")
-    if isinstance(spec, TextSpec):
-        text_operations()
-    try:
-        values = [weight.numpy() for weight in tf.saved_model.load(path).weights]
-    except Exception as error:  # TensorFlow raises many types for a damaged graph or damaged variables
-        raise InputError(f"{path}: not a whole SavedModel of axial-export ({first_line(error)})") from None
-    load([os.path.join(source.extra, "config.gin")])
-    task = build(_task(), spec=spec)
-    model = task.build_model(folded=True)
-    values = fill_scales(model.weights, values)
-    if [value.shape for value in values] != [tuple(weight.shape) for weight in model.weights]:
-        raise InputError(f"{path}: its weights do not fit the model in its config.gin; export again")
-    model.set_weights(values)
-    return task, model
 
 
 def save(folder: str, spec: Spec, objects: Objects | None = None) -> None:

@@ -11,8 +11,6 @@ from axial.layers.attention.folded import FoldedAttention
 from axial.layers.attention.layer import AxialAttention, LocalAttention, logit_maps, split_heads
 from axial.layers.attention.windows import table_rows
 from axial.layers.masking import MASKED
-from axial.layers.spatial_attention.deformable_conv import DeformableConv
-from axial.layers.spatial_attention.dynamic_conv import DynamicConv
 from axial.layers.spatial_attention.generalized_attention import GeneralizedAttention
 from axial.models.registry import build_model
 from tests.conftest import randomize, relative_error
@@ -27,6 +25,14 @@ def built(layer, x):
     layer(x)
     randomize(layer)
     return layer
+
+
+def folded(layer, x):
+    """The `FoldedAttention` of a built layer."""
+    twin = FoldedAttention(layer.spec)
+    twin(x)
+    twin.set_weights([w.numpy() for w in layer.folded_weights()])
+    return twin
 
 
 def photo():
@@ -63,15 +69,12 @@ def equation_weights(layer, x):
     return tf.nn.softmax(tf.where(visible, logits, MASKED)).numpy()
 
 
-@pytest.mark.parametrize("name,folded", [*((name, False) for name in LAYERS), ("span", True), ("square", True)])
-def test_weights_of_a_query_are_those_of_the_equation(x, name, folded):
+@pytest.mark.parametrize("name", LAYERS)
+def test_weights_of_a_query_are_those_of_the_equation(x, name):
     layer_class, options = LAYERS[name]
     layer = built(layer_class(8, 8, heads=2, **options), x)
     expected, (row, column) = equation_weights(layer, x), (4, 3)
-    if folded:
-        source, layer = layer, FoldedAttention(layer.spec)
-        layer(x)
-        layer.set_weights([w.numpy() for w in source.folded_weights()])
+    layer = folded(layer, x)
     actual = pictures.query_weights(layer, x, (row, column)).numpy()
     np.testing.assert_allclose(actual.sum((1, 2)), np.ones(2), rtol=1e-5)
     axis = layer.spec.axis
@@ -89,7 +92,7 @@ def test_weights_of_a_query_are_those_of_the_equation(x, name, folded):
 
 
 def test_layers_of_a_model_and_what_they_take():
-    model = build_model("axial_deeplab_nano", 5)
+    model = build_model("axial_deeplab_nano", 5, norm=None)
     images = tf.random.stateless_normal([1, 33, 65, 3], [0, 1])
     maps = model(images)
     layers = pictures.find_layers(model, "stage4_block1")
@@ -101,7 +104,7 @@ def test_layers_of_a_model_and_what_they_take():
         np.testing.assert_array_equal(value, maps[name])  # the layers have stopped recording
     with pytest.raises(InputError, match="no block 'stage4' attends"):
         pictures.find_layers(model, "stage4")
-    plain = build_model("panoptic_deeplab_resnet_nano", 5)
+    plain = build_model("panoptic_deeplab_resnet_nano", 5, norm=None)
     plain(images)
     with pytest.raises(InputError, match="no layer that attends"):
         pictures.find_layers(plain)
@@ -109,7 +112,7 @@ def test_layers_of_a_model_and_what_they_take():
 
 def test_lines_of_axial_attention(x, tmp_path):
     lines = {
-        axis: (pictures.line_weights(built(AxialAttention(8, 8, axis=axis, heads=4), x), x, (2, 3)).numpy(), (2, 3))
+        axis: (pictures.line_weights(folded(built(AxialAttention(8, 8, axis=axis, heads=4), x), x), x, (2, 3)), (2, 3))
         for axis in ("height", "width")
     }
     pictures.draw_lines(str(tmp_path / "lines.png"), photo(), lines)
@@ -127,26 +130,3 @@ def test_maps_of_each_term(x, tmp_path):
     pictures.draw_maps(str(tmp_path / "maps.png"), photo(), maps, (2, 3))
     width, height = size_of(tmp_path / "maps.png")
     assert width > 3 * height
-
-
-def test_samples_of_a_deformable_convolution(x, tmp_path):
-    layer = DeformableConv(8, 3, None, modulation="sigmoid", offset_groups=2)
-    layer(x)
-    rows, columns, masks = pictures.sampling_points(layer, x, (2, 3))
-    assert rows.shape == columns.shape == masks.shape == (9, 2)
-    np.testing.assert_array_equal(rows[:, 0], np.repeat([1, 2, 3], 3))  # the offsets of an untrained layer are 0
-    np.testing.assert_array_equal(columns[:, 1], np.tile([2, 3, 4], 3))
-    np.testing.assert_array_equal(masks, np.full([9, 2], 0.5))
-    randomize(layer)
-    points = pictures.sampling_points(layer, x, (2, 3))
-    assert np.abs(points[0] - rows).max() > 0.1
-    pictures.draw_points(str(tmp_path / "points.png"), photo(), points, (2, 3), (6, 8))
-    size_of(tmp_path / "points.png")
-
-
-def test_kernels_of_a_query(x, tmp_path):
-    kernels = pictures.query_kernels(built(DynamicConv(5, 4), x), x, (2, 3))
-    assert kernels.shape == (4, 5, 5)
-    np.testing.assert_allclose(kernels.sum((1, 2)), np.ones(4), rtol=1e-5)
-    pictures.draw_kernels(str(tmp_path / "kernels.png"), kernels)
-    size_of(tmp_path / "kernels.png")
