@@ -34,7 +34,6 @@ say() { printf '\n== %s\n' "$*"; }
 if [ -z "$coco" ]; then
   convert=(nuclei) recipe=nuclei/demo.gin scored=(--split=test) name=nuclei_PQ score=PQ_things split=test
   photos=(axial/data/nuclei_sample/test/photos/*)
-  caption="Axial-DeepLab on photos that it has never seen"
 else
   convert=(coco "--input_dir=$coco") recipe=sample/overfit.gin scored=() name=PQ score=PQ split=train2017
   for subset in train2017 val2017; do
@@ -42,7 +41,6 @@ else
   done
   photos=("$coco"/val2017/*.jpg)
   [ -f "${photos[0]}" ] || photos=("$coco"/train2017/*.jpg)
-  caption="Axial-DeepLab, overfitted on purpose to the photos on the left"
 fi
 
 train() { exec axial-train --gin_file="$recipe" --data_dir="$out/data" --model_dir="$out/run"; }
@@ -81,7 +79,7 @@ axial-predict --model="$out/model" --output_dir="$out/predictions" "${photos[@]:
 
 say "Scores of the SavedModel"
 axial-evaluate --model="$out/model" --data_dir="$out/data" "${scored[@]}" --json="$out/scores.json" \
-  --picture="$out/picture.jpg" --caption="$caption" | tee "$out/scores.txt"
+  --picture="$out/picture.jpg" | tee "$out/scores.txt"
 
 pq=$(sed -nE "/ split=$split /s/(^|.* )$score=([0-9.]*) .*/\2/p" "$out/scores.txt")
 echo "$name=$pq picture=$(realpath "$out/picture.jpg")"

@@ -58,7 +58,6 @@ class Written(Flags):
     json = flags.JSON
     csv = flags.CSV
     report = Flag(str, "folder for SPLIT.html: classes, confusions, worst and best photos.", path=flags.OUT_FOLDER)
-    caption = flags.CAPTION
 
 
 class Scored(Written):
@@ -150,7 +149,6 @@ class Stress(Study):
     checkpoint = flags.CHECKPOINT
     ratios = Flag(list, "resolutions, as ratios to the sides of the canvas.", read=flags.positive_numbers, needed=True)
     picture = flags.PICTURE
-    caption = flags.CAPTION
 
     def check(self):
         super().check()

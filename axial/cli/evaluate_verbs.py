@@ -282,7 +282,7 @@ def _score(source, given):
         _publish(scored, result, given)
     write_scores(given.json, scores)
     if given.picture:
-        write_whole(given.picture, lambda path: save_picture_table(path, blocks, how.pictures, given.caption))
+        write_whole(given.picture, lambda path: save_picture_table(path, blocks, how.pictures))
     if given.cityscapes_dir:  # last, so that no error loses scores
         for split in splits:
             theirs = cityscapes_scores(given.cityscapes_dir, given.submission_dir, split)
@@ -332,7 +332,7 @@ def _scoring(source, split, given):
 
 
 def _make_report(given, split, evaluator, spec):
-    return Report(evaluator, given.report, split, spec, caption=given.caption) if given.report else None
+    return Report(evaluator, given.report, split, spec) if given.report else None
 
 
 def _publish(scored, scores, given):
@@ -370,7 +370,7 @@ def stress(given):
         print_rows(name, rows, ["ratio", "canvas"])
     write_scores(given.json, {"split": split, "runs": curves})
     if given.picture:
-        write_whole(given.picture, lambda path: save_stress(path, curves, given.caption))
+        write_whole(given.picture, lambda path: save_stress(path, curves))
 
 
 def sweep(given):

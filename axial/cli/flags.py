@@ -312,7 +312,6 @@ DIAMETER = Flag(
     alone=("image_size",),
 )
 PICTURE = Flag(str, "picture of the first photos with ground truth and prediction, or of curves.", path=OUT_PICTURE)
-CAPTION = Flag(str, "title of the picture and the report.", "")
 THRESHOLDS = Flag(list, "IoUs at which to score TP / (TP + FP + FN) of things, counted over all photos.", read=_ious)
 LISTEN = Flag(
     str,

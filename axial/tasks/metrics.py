@@ -5,8 +5,6 @@ import collections
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
-
 from axial.data.specs import Spec
 from axial.io.read import convert
 from axial.io.show import progress
@@ -97,16 +95,15 @@ def evaluate(
 
 
 class ConfusionMetrics(Metrics):
-    """Metrics with a confusion matrix.
+    """Metrics that count confusions of classes.
 
     Attributes:
         pairs: Counter of the pairs (true class, predicted class).
-        kinds: number of columns of the matrix, one for each class that can be predicted.
     """
 
     def __init__(self, spec: Spec, shard: tuple[int, int] = (0, 1)):
         super().__init__(spec, shard)
-        self.pairs, self.kinds = collections.Counter(), spec.num_classes
+        self.pairs = collections.Counter()
 
     def merge(self, other: "ConfusionMetrics") -> None:
         super().merge(other)
@@ -118,14 +115,6 @@ class ConfusionMetrics(Metrics):
     def restore(self, state: dict) -> None:
         self.pairs = collections.Counter({(int(t), int(p)): int(count) for t, p, count in state["pairs"]})
         super().restore(state)
-
-    @property
-    def confusion(self) -> np.ndarray:
-        """Confusion matrix, int [classes, kinds]: rows are true classes, columns are predicted classes."""
-        matrix = np.zeros([self.spec.num_classes, self.kinds], np.int64)
-        for pair, count in self.pairs.items():
-            matrix[pair] = count
-        return matrix
 
     def mistakes(self, names: list[str] | tuple[str, ...]) -> list[list]:
         """List of the confusions [true name, predicted name, count], the most frequent first."""

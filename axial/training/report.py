@@ -1,8 +1,7 @@
-"""Reports for people: an HTML page with the worst and the best photos, tables of pictures, confusion matrices."""
+"""Reports for people: an HTML page with the worst and the best photos, and tables of pictures."""
 
 import os
 
-import numpy as np
 import tensorflow as tf
 from matplotlib.figure import Figure
 from PIL import Image
@@ -11,9 +10,7 @@ from axial.errors import InputError
 from axial.io import gfile
 from axial.io.page import figure, page, table
 from axial.io.show import drawn, html, percent, url
-from axial.io.write import make_folder, output_file, output_folder, write_image, write_text, write_whole
-
-MOST_NAMES = 200  # class names that fit the axes of a confusion matrix
+from axial.io.write import make_folder, output_file, output_folder, write_image, write_text
 
 
 class Report:
@@ -24,13 +21,12 @@ class Report:
         folder: folder of the page and of the folder of its pictures.
         split: name of the split.
         spec: `DatasetSpec`.
-        caption: text below the title.
         count: number of worst photos, and of best photos.
     """
 
-    def __init__(self, evaluator, folder, split, spec, *, caption="", count=20):
+    def __init__(self, evaluator, folder, split, spec, *, count=20):
         self.evaluator, self.folder, self.split, self.spec = evaluator, folder, split, spec
-        self.caption, self.count = caption, count
+        self.count = count
         self.pictures = output_folder(folder, split, "--split")
         self._drawn = {}  # photo number -> entry in the metrics' `photos`, for the worst and best photos so far
 
@@ -98,16 +94,11 @@ class Report:
         header, rows, last = self.evaluator.classes(result)
         main = [[name, percent(value)] for name, value in self.evaluator.headline(result).items()]
         sections = {
-            "": f"<p>{html(self.caption)}</p>",
             "Scores": table(["", "%"], main),
             "Classes": table(header, [*last, *rows]),
         }
         if mistakes := self.evaluator.mistakes(result):
-            name, classes = f"{self.split}/confusion.png", list(self.spec.class_names)
-            picture = output_file(self.folder, name, "--split")
-            write_whole(picture, lambda path: save_confusion(path, scores.confusion, classes))
-            image = f'\n<p><img src="{url(name)}" alt="confusion of classes"></p>'
-            sections["Confusion of classes"] = table(*mistakes) + image
+            sections["Confusion of classes"] = table(*mistakes)
         sections["Worst photos"], sections["Best photos"] = ("\n".join(map(self._figure, x)) for x in (worst, best))
         write_text(path, page(f"{self.split}: {self.evaluator.lines(result)[-1].split()[0]}", sections))
         return path
@@ -125,18 +116,16 @@ class Report:
 # === Pictures ===
 
 
-def save_picture_table(path, blocks, names, title=""):
+def save_picture_table(path, blocks, names):
     """Draws blocks of pictures side by side.
 
     Args:
         path: path of the file. Its suffix chooses PNG or JPEG.
         blocks: list of (name, rows, footer). Each row has a picture, uint8 [h, w, 3], for each column.
         names: titles of the columns.
-        title: title of the whole figure.
     """
     rows = max(len(pictures) for _, pictures, _ in blocks)
     figure = Figure([2.5 * len(names) * len(blocks), 1.9 * rows + 1.4], layout="constrained", facecolor="white")
-    figure.suptitle(drawn(title), fontsize=20)
     for panel, (name, pictures, footer) in zip(figure.subfigures(1, len(blocks), squeeze=False)[0], blocks):
         panel.suptitle(drawn(name), fontsize=16)
         panel.supxlabel(drawn(footer), fontsize=18, weight="bold")
@@ -149,29 +138,3 @@ def save_picture_table(path, blocks, names, title=""):
             for axes, pixels in zip(axes_row, row):
                 axes.imshow(pixels, interpolation="lanczos")
     figure.savefig(path, dpi=90)
-
-
-def save_confusion(path, confusion, names):
-    """Draws a confusion matrix as a PNG: the fraction of each true class that is predicted as each class.
-
-    Args:
-        path: path of the file.
-        confusion: int [C, C] or [C, C + 1], in pixels or photos. Rows are true classes. Columns are predicted classes,
-            then void.
-        names: names of the C classes.
-    """
-    classes = np.flatnonzero(confusion.any(1) | confusion[:, : len(names)].any(0))
-    if not len(classes):
-        classes = np.arange(len(names))
-    columns = [*classes, *range(len(names), confusion.shape[1])]
-    fractions = confusion[np.ix_(classes, columns)] / np.maximum(confusion.sum(1), 1)[classes, None]
-    side = 3 + 0.2 * min(len(columns), MOST_NAMES)
-    figure = Figure([side + 1, side], layout="constrained", facecolor="white")
-    axes = figure.subplots()
-    image = axes.imshow(fractions, cmap="viridis", vmin=0, vmax=1)
-    if len(columns) <= MOST_NAMES:
-        axes.set_xticks(range(len(columns)), [drawn([*names, "void"][i]) for i in columns], rotation=90)
-        axes.set_yticks(range(len(classes)), [drawn(names[i]) for i in classes])
-    axes.set(xlabel="predicted", ylabel="true")
-    figure.colorbar(image, label="fraction of the true class", shrink=0.7)
-    figure.savefig(path, dpi=80, format="png")

@@ -123,7 +123,7 @@ def scored(command, trained, sample_dir, tmp_path_factory):
     folder = tmp_path_factory.mktemp("scored")
     asked, results, table = "--thresholds=0.05,0.5", folder / "results", f"--csv={folder}/scores.csv"
     run, data = [f"--model_dir={trained}", f"--results_dir={results}"], f"--data_dir={sample_dir}"
-    drawn = [asked, table, f"--picture={folder}/new/a.png", "--caption=a title"]
+    drawn = [asked, table, f"--picture={folder}/new/a.png"]
     sources = {
         "run": [*run, *drawn, f"--report={folder}/run"],
         "again": [*run, *drawn, f"--report={folder}/again"],

@@ -19,7 +19,6 @@ REVIEWED = {
         ("analysis/run_page.py", "draw_curves", "plots.savefig"),
         ("tasks/segmentation/prediction_writers.py", "zip_coco_results", "tf.io.gfile.copy"),
         ("data/tfrecord.py", "write", "tf.io.TFRecordWriter"),
-        ("training/report.py", "save_confusion", "figure.savefig"),
         ("training/report.py", "save_picture_table", "figure.savefig"),
         ("tasks/segmentation/drawing.py", "save_stress", "figure.savefig"),
     ],

@@ -24,7 +24,7 @@ def page(sample_dir, tmp_path_factory):
     """(path of the page, metrics, `Report`) of shifted predictions on the sample photos."""
     folder = tmp_path_factory.mktemp("report")
     scores = PanopticMetrics(COCO)
-    report = Report(PANOPTIC, str(folder), "val2017", COCO, caption="a <run> & more", count=COUNT)
+    report = Report(PANOPTIC, str(folder), "val2017", COCO, count=COUNT)
 
     def watch(example, table):
         return report.add(example, table, scores.photos[-1])
@@ -42,7 +42,7 @@ def test_the_worst_and_the_best_are_shown(page):
     text = pathlib.Path(path).read_text()
     names = re.findall(r"<figcaption>(.+?): PQ ([\d.]+)", text)
     assert names == [(name, f"{100 * quality:.1f}") for _, name, quality in worst + best]
-    assert "a &lt;run&gt; &amp; more" in text and "taken for" in text
+    assert "taken for" in text
 
 
 def test_the_pictures_are_those_of_the_extremes_after_every_photo(tmp_path):
@@ -75,7 +75,7 @@ def test_every_picture_exists_and_no_other(page):
     parser = html.parser.HTMLParser()
     parser.handle_starttag = lambda tag, attrs: tag == "img" and sources.append(dict(attrs)["src"])
     parser.feed(pathlib.Path(path).read_text())
-    assert len(sources) == 2 * COUNT * len(PANOPTIC.pictures) + 1
+    assert len(sources) == 2 * COUNT * len(PANOPTIC.pictures)
     folder = path.removesuffix("val2017.html")
     for source in sources:
         Image.open(folder + source).load()
@@ -83,7 +83,7 @@ def test_every_picture_exists_and_no_other(page):
 
 
 def test_in_a_browser(page, tmp_path):
-    images = 2 * COUNT * len(PANOPTIC.pictures) + 1
+    images = 2 * COUNT * len(PANOPTIC.pictures)
     assert f"<title>images={images} broken=0 level={2 * COUNT} wide=false</title>" in look(page[0], tmp_path)
 
 

@@ -202,7 +202,9 @@ class ClassificationMetrics(ConfusionMetrics):
         """
         names, weight = self.spec.class_names, 1 / len(self.photos) if self.photos else math.nan
         confidence = np.array([math.fsum(values) for values in self.confidences])
-        right, photos = np.diag(self.confusion).tolist(), self.confusion.sum(1).tolist()
+        right, photos = [self.pairs[i, i] for i in range(len(names))], [0] * len(names)
+        for (truth, _), number in self.pairs.items():
+            photos[truth] += number
         return {
             "top1": int(self.right.sum()) * weight,
             "top5": self.top5 * weight,

@@ -124,7 +124,6 @@ class DetectionMetrics(ConfusionMetrics):
     def __init__(self, spec, shard=(0, 1)):
         super().__init__(spec, shard)
         self.box, self.mask = CocoAP("bbox", spec.num_classes), CocoAP("segm", spec.num_classes)
-        self.kinds += 1  # the confusion matrix has one more column, for missed objects
 
     def update(self, example, prediction):
         """Adds one photo. Returns its `predicted_objects`."""

@@ -77,17 +77,15 @@ def _write_labels(image, segments, names):
         draw.text((x, y), name, fill="white", font=font, stroke_width=max(1, size // 8), stroke_fill="black")
 
 
-def save_stress(path, curves, title=""):
+def save_stress(path, curves):
     """Plots PQ and its relative change against resolution, as PNG or JPEG.
 
     Args:
         path: path of the picture.
         curves: dict from the name of a model to the rows of `stress_test`, after `add_changes`. With two models,
             only the second model's relative changes are plotted.
-        title: title of the figure.
     """
     figure = Figure([12, 5], layout="constrained", facecolor="white")
-    figure.suptitle(drawn(title))
     grid, lines = figure.subplots(1, 2), ({}, {})
     *base, last = curves
     for group, color in (("", "C0"), ("_things", "C1"), ("_stuff", "C2")):

@@ -109,11 +109,6 @@ class PanopticMetrics(Metrics):
         super().restore(state)
         self.full_photos = state.get("full_photos", 0)  # states of older versions have no count
 
-    @property
-    def confusion(self):
-        """Pixel confusion matrix, int [C, C + 1]. Rows are true classes, columns are predicted classes, then void."""
-        return self.iou.confusion
-
     def result(self):
         """dict of the results 'pq', 'miou' and 'ap', and of 'matching' if there are thresholds."""
         result = {"pq": self.quality.result(), "miou": self.iou.result(), "ap": self.ap.result()}
