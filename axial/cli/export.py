@@ -14,8 +14,7 @@ deletes an export that returns NaN or infinity. The SavedModel of a translator t
 tensorflow_text.
 
 Each export has a card, README.md: input and output, scores and their splits, licence, commands. It shows the scores by
-which the checkpoint was chosen. --scores adds results of axial-evaluate --json, and --license the licence of the
-weights.
+which the checkpoint was chosen. --license adds the licence of the weights.
 
 If the run scales all photos by one factor, the export does too, and has only the largest canvas. axial-predict and
 axial-evaluate cut larger photos into tiles. The signatures of a SavedModel refuse larger photos.
@@ -38,7 +37,6 @@ class Export(Flags):
     data_dir = flags.DATA_DIR
     gin_binding = flags.GIN_BINDING
     license = Flag(str, "licence of the weights for the card, by its name on the Hugging Face hub, like cc-by-4.0.")
-    scores = Flag(str, "scores for the card: a file of axial-evaluate --json for the checkpoint.", path=flags.IN_FILE)
 
     def check(self):
         if self.precision != "float32" and self.format != "tflite":

@@ -120,7 +120,7 @@ def _card(task, model, given):
         scores=told.scores,
         scored_split=told.scored_split,
         scored_photos=told.scored_photos,
-        results=told.results + _results(task, given),
+        results=told.results,
         trained=told.trained,
         license=given.license or told.license,
         made=[*told.made, _command(given)],
@@ -152,20 +152,6 @@ def _records(task, data_dir, split):
         return read_manifest(data_dir or task.data_dir, split)["examples"]
     except InputError:
         return 0
-
-
-def _results(task, given):
-    """List of `CardScores` from the file of --scores. Raises InputError."""
-    if not given.scores:
-        return []
-    results = read_json(given.scores, dict[str, dict])[1]
-    try:
-        scores = {split: task.evaluator.headline(result) for split, result in results.items()}
-    except (KeyError, TypeError):
-        raise InputError(
-            f"--scores={given.scores}: not a file of axial-evaluate --json for {task.evaluator.name}"
-        ) from None
-    return [interchange.CardScores(name, _records(task, given.data_dir, name), value) for name, value in scores.items()]
 
 
 def _command(given):
