@@ -60,16 +60,6 @@ def penalty(length, alpha):
     return ((5 + length) / 6) ** alpha
 
 
-def greedy(logs, source, end):
-    """(tokens, score) of a greedy search, written with lists. `logs` is from `next_logs`."""
-    tokens, total = [], 0.0
-    while len(tokens) < LONGEST and end not in tokens:
-        row = logs(source, tuple(tokens))
-        tokens.append(int(row.argmax()))
-        total += row.max()
-    return tokens, total / penalty(len(tokens), 0.6)
-
-
 def beam(logs, source, end, beams=3, alpha=0.6):
     """(tokens, score) of a beam search, written with lists. It stops when no unfinished sentence can win."""
     alive, finished = [((), 0.0)], []
@@ -87,24 +77,24 @@ def beam(logs, source, end, beams=3, alpha=0.6):
 
 @pytest.mark.parametrize("name", SOME)
 def test_searches_with_caches_are_those_without(name):
-    """`translate` gives the tokens and scores of `beam` and `greedy`, which search single sentences without caches.
+    """`translate` gives the tokens and scores of `beam`, which searches single sentences without caches.
 
     The sentences have 2 and 5 tokens. They are in one padded batch, in both orders.
     """
     model, sizes = make(**MECHANISMS[name]), (2, 5)
     source, logs = sources(sizes), next_logs(model)
     alone = [tuple(row[:size].tolist()) for row, size in zip(source, sizes)]
-    end = greedy(logs, alone[0], None)[0][2]  # a token with which one translation ends early
+    end = beam(logs, alone[0], None, beams=1)[0][2]  # a token with which one translation ends early
 
     def searches(source):
         return [model.translate(source, LONGEST, end=end, beams=beams) for beams in (3, 1)]
 
     translate = tf.function(searches, autograph=False)
     actual, again = translate(tf.constant(source)), translate(tf.constant(source[::-1]))
-    for (ids, scores), (turned, _), reference in zip(actual, again, (beam, greedy)):
+    for (ids, scores), (turned, _), beams in zip(actual, again, (3, 1)):
         np.testing.assert_array_equal(turned[::-1], ids)
         for row, score, sentence in zip(ids.numpy(), scores.numpy(), alone):
-            tokens, expected = reference(logs, sentence, end)
+            tokens, expected = beam(logs, sentence, end, beams)
             np.testing.assert_array_equal(row[: len(tokens)], tokens)
             assert not row[len(tokens) :].any() and abs(score - expected) < 1e-4 * max(1, abs(expected))
 

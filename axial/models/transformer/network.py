@@ -197,7 +197,7 @@ class Translator(Unfolded, Network):
     # === Translation ===
 
     def translate(self, source, length, *, end, beams=4, alpha=0.6):
-        """Translates sentences by beam search, or by greedy search with one beam.
+        """Translates sentences by beam search.
 
         Args:
             source: int32 [B, S], a static shape.
@@ -216,11 +216,9 @@ class Translator(Unfolded, Network):
 
         def step(ids, index, cache):
             x, cache = self.backbone.step(self._embed(ids, index), index, cache, constants)
-            logits = tf.cast(self._logits(x)[:, 0], tf.float32)  # the searches have float32 scores
+            logits = tf.cast(self._logits(x)[:, 0], tf.float32)  # the search has float32 scores
             return logits + tf.one_hot(0, self.num_classes, -1e6, 0.0), cache  # padding is never predicted
 
-        if beams == 1:
-            return greedy_search(step, cache, source.shape[0], length, end=end, alpha=alpha)
         dtypes = tf.nest.map_structure(lambda x: x.dtype, cache)
 
         def float32_step(ids, index, cache):  # the beam search needs a cache of one dtype
@@ -242,29 +240,6 @@ class Translator(Unfolded, Network):
             padded_decode=True,
         )
         return ids[:, 0, 1:], scores[:, 0]
-
-
-def greedy_search(step, cache, batch, length, *, end, alpha):
-    """Takes the most probable token at each step; see `Translator.translate`."""
-
-    def goes_on(index, ids, last, score, done, cache):
-        return (index < length) & ~tf.reduce_all(done)
-
-    def grow(index, ids, last, score, done, cache):
-        logits, cache = step(last[:, None], index, cache)
-        logs = tf.nn.log_softmax(logits)
-        last = tf.where(done, 0, tf.argmax(logs, 1, tf.int32))
-        score += tf.where(done, 0.0, tf.reduce_max(logs, 1))
-        ids = tf.tensor_scatter_nd_update(ids, [[index]], last[None])
-        return index + 1, ids, last, score, done | (last == end), cache
-
-    start = tf.zeros([batch], tf.int32)
-    ids, done = tf.zeros([length, batch], tf.int32), tf.zeros([batch], tf.bool)
-    state = (tf.constant(0), ids, start, tf.zeros([batch]), done, cache)
-    _, ids, _, score, _, _ = tf.while_loop(goes_on, grow, state, parallel_iterations=1)
-    ids = tf.transpose(ids)
-    sizes = tf.cast(tf.math.count_nonzero(ids, 1), tf.float32)
-    return ids, score / ((5 + sizes) / 6) ** alpha
 
 
 def sinusoids(positions, channels, dtype=tf.float32):

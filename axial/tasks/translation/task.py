@@ -223,7 +223,7 @@ class TranslationTask(Task):
         data_dir: folder of the converted data set. If the folder has neither split of `data`, the task uses the only
             splits there whose names begin with 'train' and 'val'.
         label_smoothing: fraction of the target that is spread evenly over the vocabulary.
-        beams: beam size of beam search; 1 for greedy search.
+        beams: beam size of beam search.
         alpha: exponent of the length penalty; see `Translator.translate`.
         longer: largest number of tokens by which a translation may exceed the padded length of its source.
         spec: `TextSpec`; by default the spec of the converted training split.
