@@ -10,12 +10,11 @@
 %s attention --model=RUN --image=PHOTO --query=X,Y --output_dir=OUT
                         the attention of a block from a pixel, as pictures
 %s page RUN --html=F    a page of a run: losses, scores, pictures, speed, configuration, machine
-%s input                images per second of each stage of the input pipeline
+%s input                images per second of the input pipeline
 %s input --gin_file=coco/axial_deeplab_s.gin --data_dir=DATA --step_seconds=0.5 --cores=112
                         also how many hosts, or workers of axial-data-service, a slice needs at this step time
 """
 
-import functools
 import os
 
 from axial import recipes
@@ -198,25 +197,25 @@ class Input(Flags):
     step_seconds = Flag(float, "seconds of a training step on the slice.", least=1e-6)
     cores = Flag(int, "CPU cores per host or worker; by default this machine's.", least=1)
     json = flags.JSON
-    quick = Flag(bool, "measures each stage for a shorter time.", False)
+    quick = Flag(bool, "measures for a shorter time.", False)
 
 
 def _input(given):
     recipes.read(given.gin_file, given.gin_binding)
-    with working(f"measuring the input pipeline and a training step of {' '.join(given.gin_file)}: minutes"):
+    with working(f"measuring the input pipeline of {' '.join(given.gin_file)}"):
         from axial.analysis import input_speed
         from axial.data.streams import name_damaged_records
 
         task, training, _ = build_recipe(given.gin_file, given.gin_binding, given.data_dir)
         unit = "tokens" if task.evaluator.takes == "text" else "images"
         with name_damaged_records(task.data_dir, task.data.train_split):
-            result = input_speed.measure(task, given.quick, functools.partial(say, error=True))
-    for stage, speed in result.items():
-        say(f"{stage:32s} {speed:10.1f} {unit}/s")
+            result = {"pipeline": input_speed.measure(task, given.quick)}
+    say(f"pipeline: {result['pipeline']:.1f} {unit}/s")
     if given.step_seconds:
-        slice_ = input_speed.Slice(given.batch or training.batch, given.step_seconds, given.cores or os.cpu_count())
-        result["demand"] = input_speed.demand(task, result["pipeline"], slice_)
-        say(*input_speed.demand_lines(result["demand"], slice_, unit))
+        batch, seconds, cores = given.batch or training.batch, given.step_seconds, given.cores or os.cpu_count()
+        demand = input_speed.demand(task, result["pipeline"], batch, step_seconds=seconds, cores=cores)
+        say(*input_speed.demand_lines(demand, batch, unit, step_seconds=seconds, cores=cores))
+        result["demand"] = demand
     if given.json:
         write_json(given.json, result)
 

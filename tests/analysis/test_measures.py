@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 from axial import chips
-from axial.analysis.input_speed import Slice, demand, demand_lines
+from axial.analysis.input_speed import demand, demand_lines
 from axial.analysis.parts import REST, part_of
 from axial.errors import InputError
 from tests.conftest import make_task
@@ -42,8 +42,8 @@ def test_devices_of_a_slice():
 def test_how_many_hosts_feed_a_slice(sample_dir):
     """A step of 64 images takes 0.5 s: 128 images/s. A host prepares 12 images/s on 4 cores, so 24 images/s on 8."""
     task = make_task(sample_dir)
-    slice_ = Slice(batch=64, step_seconds=0.5, cores=8)
-    demanded = demand(task, 12.0, slice_, local_cores=4)
+    slice_ = {"batch": 64, "step_seconds": 0.5, "cores": 8}
+    demanded = demand(task, 12.0, **slice_, local_cores=4)
     assert demanded["images_per_second"] == 128 and demanded["images_per_core_second"] == 3
     assert demanded["images_per_host_second"] == 24 and demanded["hosts"] == 6
     stored = sum(path.stat().st_size for path in pathlib.Path(sample_dir).glob("train2017-*.tfrecord"))
@@ -51,5 +51,5 @@ def test_how_many_hosts_feed_a_slice(sample_dir):
     (batch,) = task.train_dataset(2, seed=0).take(1)
     prepared = sum(x.numpy().nbytes for x in batch.values()) / 2
     assert demanded["batch_bytes_per_second"] == pytest.approx(128 * prepared)
-    lines = list(demand_lines(demanded, slice_))
+    lines = list(demand_lines(demanded, **slice_))
     assert lines[0].startswith("a step of 64 images in 0.5 s needs 128.0 images/s") and "needs 6 of them" in lines[2]
