@@ -82,7 +82,6 @@ class Evaluator(abc.ABC):
         main: pairs (name in `headline`, printed name) of the scores in the last line of `lines`; None for all
             scores under their own names.
         briefly: pairs in the form of `main`, for the text that `brief` returns; None to use `main`.
-        confused: plural noun for the unit of the counts in a result's 'confusions', such as 'photos'.
     """
 
     name: str
@@ -96,7 +95,6 @@ class Evaluator(abc.ABC):
     studies = ()
     takes = unit = "photo"
     main = briefly = None
-    confused = "photos"
 
     def examples(
         self,
@@ -195,7 +193,7 @@ class Evaluator(abc.ABC):
         """Header and rows of the most frequent confusions in a result; None for a task without classes."""
         if "confusions" not in result:
             return None
-        return [f"{self.confused} of", "taken for", self.confused], result["confusions"][:20]
+        return ["photos of", "taken for", "photos"], result["confusions"][:20]
 
 
 def scores_line(scores: dict[str, float], names: Iterable[tuple[str, str]] | None = None) -> str:

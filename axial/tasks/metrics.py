@@ -1,7 +1,6 @@
 """Metrics accumulate the scores of a split; prediction writers write its predictions to disk."""
 
 import abc
-import collections
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -92,34 +91,6 @@ def evaluate(
         if watch:
             watch(example, decoded)
     return metrics.result()
-
-
-class ConfusionMetrics(Metrics):
-    """Metrics that count confusions of classes.
-
-    Attributes:
-        pairs: Counter of the pairs (true class, predicted class).
-    """
-
-    def __init__(self, spec: Spec, shard: tuple[int, int] = (0, 1)):
-        super().__init__(spec, shard)
-        self.pairs = collections.Counter()
-
-    def merge(self, other: "ConfusionMetrics") -> None:
-        super().merge(other)
-        self.pairs += other.pairs
-
-    def state(self) -> dict:
-        return {"pairs": [[*pair, count] for pair, count in self.pairs.items()], **super().state()}
-
-    def restore(self, state: dict) -> None:
-        self.pairs = collections.Counter({(int(t), int(p)): int(count) for t, p, count in state["pairs"]})
-        super().restore(state)
-
-    def mistakes(self, names: list[str] | tuple[str, ...]) -> list[list]:
-        """List of the confusions [true name, predicted name, count], the most frequent first."""
-        wrong = sorted((-number, *pair) for pair, number in self.pairs.items() if pair[0] != pair[1])
-        return [[names[truth], names[guess], -number] for number, truth, guess in wrong]
 
 
 class PredictionWriter(abc.ABC):

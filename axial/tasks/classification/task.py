@@ -1,5 +1,6 @@
 """Image classification: input pipeline, metrics, prediction writer, evaluator and task."""
 
+import collections
 import dataclasses
 import functools
 import math
@@ -19,7 +20,7 @@ from axial.io.show import percent, plain
 from axial.io.write import write_json
 from axial.models.outputs import LOGITS
 from axial.tasks.base import Description, DistributedPredictor, Evaluator, Inference, Task
-from axial.tasks.metrics import ConfusionMetrics, PredictionWriter
+from axial.tasks.metrics import Metrics, PredictionWriter
 
 POLICIES = ("none", "autoaugment", "randaugment")
 
@@ -136,7 +137,7 @@ BINS = 15  # confidence bins of the calibration error, as in Guo et al.
 BEST = 5  # number of best classes that a decoded prediction has
 
 
-class ClassificationMetrics(ConfusionMetrics):
+class ClassificationMetrics(Metrics):
     """Top-1 and top-5 accuracy, accuracy of each class, confusion matrix and calibration error.
 
     The expected calibration error is sum_b n_b / n |accuracy_b - confidence_b| over bins b of the largest probability
@@ -149,7 +150,7 @@ class ClassificationMetrics(ConfusionMetrics):
 
     def __init__(self, spec, shard=(0, 1)):
         super().__init__(spec, shard)
-        self.top5 = 0
+        self.top5, self.pairs = 0, collections.Counter()  # of (true class, predicted class)
         self.right = np.zeros(BINS, np.int64)  # number of correct photos in each bin
         self.confidences = [[] for _ in range(BINS)]  # all values, as `fsum` gives the same sum in any order
 
@@ -176,17 +177,20 @@ class ClassificationMetrics(ConfusionMetrics):
         """Adds the scores of another shard."""
         super().merge(other)
         self.top5 += other.top5
+        self.pairs += other.pairs
         self.right += other.right
         for mine, theirs in zip(self.confidences, other.confidences):
             mine.extend(theirs)
 
     def state(self):
         """The accumulated scores as a dict for JSON."""
-        return {**super().state(), "top5": self.top5, "bins": [self.right.tolist(), self.confidences]}
+        pairs = [[*pair, count] for pair, count in self.pairs.items()]
+        return {"pairs": pairs, **super().state(), "top5": self.top5, "bins": [self.right.tolist(), self.confidences]}
 
     def restore(self, state):
         """Sets the scores from a `state`."""
         super().restore(state)
+        self.pairs = collections.Counter({(int(t), int(p)): int(count) for t, p, count in state["pairs"]})
         right, confidences = state["bins"]
         self.top5, self.right = int(state["top5"]), np.reshape(np.asarray(right, np.int64), BINS)
         # states of older versions have the sum of each list instead
@@ -205,12 +209,13 @@ class ClassificationMetrics(ConfusionMetrics):
         right, photos = [self.pairs[i, i] for i in range(len(names))], [0] * len(names)
         for (truth, _), number in self.pairs.items():
             photos[truth] += number
+        wrong = sorted((-number, *pair) for pair, number in self.pairs.items() if pair[0] != pair[1])
         return {
             "top1": int(self.right.sum()) * weight,
             "top5": self.top5 * weight,
             "calibration_error": float(np.abs(self.right - confidence).sum()) * weight,
             "per_class": {name: r / n if n else math.nan for name, r, n in zip(names, right, photos)},
-            "confusions": self.mistakes(names),
+            "confusions": [[names[truth], names[guess], -number] for number, truth, guess in wrong],
         }
 
 

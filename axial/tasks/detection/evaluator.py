@@ -17,10 +17,10 @@ from axial.io.write import write_json
 from axial.metrics.coco_ap import FIGURES, CocoAP
 from axial.tasks.base import Description, Evaluator, summary_line
 from axial.tasks.detection.input_pipeline import has_masks, record_masks, record_objects
-from axial.tasks.metrics import ConfusionMetrics, PredictionWriter
+from axial.tasks.metrics import Metrics, PredictionWriter
 from axial.tasks.segmentation.drawing import segment_colors
 
-SHOWN = 0.5  # score threshold of objects in pictures, summaries and confusions
+SHOWN = 0.5  # score threshold of objects in pictures and summaries
 
 
 def predicted_objects(prediction, spec, image_id, size):
@@ -111,7 +111,7 @@ def with_mask(one, size):
     return {**one, "iscrowd": 1, "segmentation": masks.frPyObjects(np.array([one["bbox"]], np.float64), *size)[0]}
 
 
-class DetectionMetrics(ConfusionMetrics):
+class DetectionMetrics(Metrics):
     """COCO's AP and AR of boxes and of masks. Merged shards give exactly the scores of the whole split.
 
     Args:
@@ -145,7 +145,6 @@ class DetectionMetrics(ConfusionMetrics):
         photo_ap = CocoAP("bbox", self.spec.num_classes)
         photo_ap.add(true, predicted, size=size, image=image)
         self.box.merge(photo_ap)
-        self.pairs.update(confusions(true, predicted, self.spec.num_classes))
         if masked:
             predicted = [{**one, "area": float(masks.area(one["segmentation"]))} for one in predicted]
             self.mask.add([with_mask(one, size) for one in true], predicted, size=size, image=image)
@@ -156,34 +155,14 @@ class DetectionMetrics(ConfusionMetrics):
     def result(self):
         """dict of `CocoAP.figures` for 'box' and, if there are masks, 'mask'.
 
-        'per_class' maps the name of each class in the ground truth to its box AP. 'confusions' are rows [true class,
-        predicted class or 'missed', number of objects], the most frequent first.
+        'per_class' maps the name of each class in the ground truth to its box AP.
         """
-        names = [*self.spec.class_names, "missed"]
+        names = self.spec.class_names
         figures = {"box": self.box.figures()} | ({"mask": self.mask.figures()} if self.mask.images else {})
         return {
             **figures,
             "per_class": {names[c]: value for c, value in self.box.per_class().items()},
-            "confusions": self.mistakes(names),
         }
-
-
-def confusions(true, predicted, missed):
-    """Yields (true class, class of the predicted box with the highest IoU) for each true object, except crowds.
-
-    Predicted boxes with a score below `SHOWN` or an IoU below 0.5 do not count. If no box counts, `missed` is the
-    predicted class. `true` and `predicted` are arguments of `CocoAP.add`.
-    """
-    true = [one for one in true if not one["iscrowd"]]
-    predicted = [one for one in predicted if one["score"] >= SHOWN]
-    if not (true and predicted):
-        yield from ((one["category_id"], missed) for one in true)
-        return
-    boxes = (np.array([one["bbox"] for one in objects], np.float64) for objects in (predicted, true))
-    overlap = masks.iou(*boxes, [0] * len(true))  # [predicted, true]
-    for one, column in zip(true, overlap.T):
-        best = int(column.argmax())
-        yield one["category_id"], predicted[best]["category_id"] if column[best] >= 0.5 else missed
 
 
 # === Prediction writer ===
@@ -294,7 +273,6 @@ class DetectionEvaluator(Evaluator):
     writer = DetectionPredictionWriter
     pictures = ("photo", "truth", "prediction")
     one_file = False
-    confused = "objects"
 
     def truth(self, record, spec):
         objects = record_objects(record, spec)

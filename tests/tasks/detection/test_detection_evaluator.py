@@ -1,4 +1,4 @@
-"""Detection metrics: scores of the ground truth, comparison with pycocotools, confusions, and masks."""
+"""Detection metrics: scores of the ground truth, comparison with pycocotools, and masks."""
 
 import contextlib
 import io
@@ -16,7 +16,6 @@ from axial.metrics.coco_ap import FIGURES
 from axial.tasks.detection.evaluator import (
     DETECTION,
     DetectionMetrics,
-    confusions,
     encode_mask,
     paste_mask,
     true_objects,
@@ -83,7 +82,6 @@ def test_truth_is_perfect_with_crowds(photos):
     for kind in ("box", "mask"):
         assert [result[kind][name] for name in ("ap", "ap50", "ar100")] == pytest.approx([1, 1, 1], abs=1e-12)
     assert all(value == pytest.approx(1) for value in result["per_class"].values() if not np.isnan(value))
-    assert not [row for row in result["confusions"] if row[1] == "missed"]
 
 
 def theirs(photos, predict):
@@ -117,18 +115,6 @@ def test_moved_boxes_have_pycocotools_figures(photos, seed):
     assert 0.05 < ours["ap"] < 0.95
     for name, value in zip(FIGURES, expected):
         assert ours[name] == value or (np.isnan(ours[name]) and value == -1), name
-
-
-def test_confusions_name_the_box_that_overlaps_most():
-    """`confusions` leaves out crowds and boxes below the score threshold."""
-    true = [{"bbox": [0, 0, 10, 10], "category_id": c, "iscrowd": crowd} for c, crowd in ((1, 0), (2, 1))]
-    true.append({"bbox": [50, 50, 10, 10], "category_id": 3, "iscrowd": 0})
-    predicted = [
-        {"bbox": [0, 0, 10, 9], "category_id": 5, "score": 0.6},
-        {"bbox": [0, 0, 10, 10], "category_id": 1, "score": 0.4},
-    ]
-    assert list(confusions(true, predicted, 9)) == [(1, 5), (3, 9)]
-    assert list(confusions(true, [], 9)) == [(1, 9), (3, 9)]
 
 
 def test_pasted_masks():
