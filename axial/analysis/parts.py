@@ -8,19 +8,9 @@ _PART = re.compile(
     r"(?:^|/)(stage\d|stem|entry|middle|exit|conv\d|\w+_decoder|\w+_head|(?:en|de)coder_\w+|logits"
     r"|\w+_loss|postprocess|resize|optimizer|metrics|gradient_sum)(?:_block\d+|\d+)?(?=/|$)"
 )
-_SUB = re.compile(r"/(attention|resize|hardest_pixels)(?=/)")
 
 
-def part_of(name, sub=False):
-    """The part that a name belongs to: 'stem', 'stage2', 'semantic_decoder', ..., or `REST`.
-
-    Args:
-        name: name of a weight or an op, with its scopes.
-        sub: whether attention, resizing and the choice of the hardest pixels are separate parts, such as 'stage2
-            attention'.
-    """
+def part_of(name):
+    """The part that a weight or an op belongs to, by its name with its scopes: 'stem', 'stage2', ..., or `REST`."""
     match = _PART.search(name)
-    if not match:
-        return REST
-    inner = _SUB.search(name, match.end()) if sub else None
-    return f"{match[1]} {inner[1]}" if inner else match[1]
+    return match[1] if match else REST

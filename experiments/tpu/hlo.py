@@ -18,6 +18,7 @@ from tensorflow.compiler.xla.service import hlo_pb2
 
 from axial.analysis.parts import REST, part_of
 
+_INNER = re.compile(r"/(attention|resize|hardest_pixels)(?=/)")  # see `_part`
 KERNEL = "tpu_custom_call"  # the custom call target of Pallas kernels
 BITS = {"PRED": 8, "BF16": 16, "TOKEN": 0, "OPAQUE_TYPE": 0}
 IOTA = 92  # field number of an instruction's `IotaReplicaGroupListProto`, which TensorFlow's schema does not have yet
@@ -127,6 +128,13 @@ def _shapes(body):
     return {i.id: arrays(i.shape) for i in body}
 
 
+def _part(name):
+    """Returns the part of an op; attention, resizing and the choice of the hardest pixels are separate parts."""
+    part = part_of(name)
+    inner = _INNER.search(name, name.find(part))
+    return f"{part} {inner[1]}" if inner and part != REST else part
+
+
 def _parts(body, fused, inherited):
     """Returns a dict from the id of each instruction to its part.
 
@@ -137,11 +145,11 @@ def _parts(body, fused, inherited):
     """
     parts, readers = {}, collections.defaultdict(list)
     for i in body:
-        part = part_of(i.metadata.op_name, sub=True)
+        part = _part(i.metadata.op_name)
         if part == REST:
             # Constants in a fusion do not count: XLA merges equal constants of several parts under one part's name.
             inner = [each for each in fused[i.id] if each.opcode not in FREE]
-            named = collections.Counter(part_of(each.metadata.op_name, sub=True) for each in inner)
+            named = collections.Counter(_part(each.metadata.op_name) for each in inner)
             del named[REST]
             read = (parts[id] for id in i.operand_ids if parts.get(id, REST) != REST)
             part = named.most_common(1)[0][0] if named else next(read, REST)

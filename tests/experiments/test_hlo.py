@@ -74,6 +74,12 @@ def parse(text):
     return hlo.parse(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto())
 
 
+def test_parts_of_parts():
+    assert hlo._part("semantic_loss/hardest_pixels/mul") == "semantic_loss hardest_pixels"
+    assert hlo._part("m/instance_decoder/resize/einsum") == "instance_decoder resize"
+    assert hlo._part("m/stage2_block1/attention/width/MatMul") == "stage2 attention"
+
+
 def test_costs_count_loops_and_name_parts():
     by_op, by_part = hlo.costs(parse(PROGRAM))
     assert {name: cost.cycles for name, cost in by_op.items()} == {"dot": 300, "fusion": 53, "copy": 7, "add": 11}
