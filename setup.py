@@ -83,9 +83,6 @@ setup(
         "tqdm>=4.66.0,<5",
     ],
     extras_require={
-        # axial-convert --beam. Not in `dev`: apache-beam needs older versions of protobuf and python-dateutil than the
-        # other packages.
-        "beam": ["apache-beam>=2.65.0,<3"],
         # Cityscapes' own scores (axial-evaluate --cityscapes_dir).
         "cityscapes": CITYSCAPES,
         # Weights from hf://OWNER/REPO (axial.load).

@@ -41,7 +41,7 @@ def test_commands_that_install_an_extra_name_its_packages_alone():
         for extra in extras:
             if requirement.marker and f'extra == "{extra}"' in str(requirement.marker):
                 extras[extra].add((requirement.name, requirement.specifier))
-    assert {"onnx", "kernel", "skypilot", "analysis", "beam", "hub", "cityscapes"} <= set(extras)
+    assert {"onnx", "kernel", "skypilot", "analysis", "hub", "cityscapes"} <= set(extras)
     for extra, packages in extras.items():
         pip, install, *named = shlex.split(pip_install(extra))
         assert (pip, install) == ("pip", "install")

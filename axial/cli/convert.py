@@ -18,8 +18,6 @@ says on standard error which contents of a file it does not read, like further p
 %s instances --input_dir=MINE --rest=background --output_dir=DATA --split=train     of COCO, LabelMe or YOLO
 %s multi30k --input_dir=TEXTS --output_dir=DATA --split=train --split=val     train.en, train.de, ...
 %s wmt14 --input_dir=TEXTS --output_dir=DATA --split=train --split=newstest2014 --languages=en,de
-%s coco --input_dir=gs://B/COCO --output_dir=gs://B/DATA --split=train2017 --beam --runner=DataflowRunner
-                                                          the same shards, made by many machines
 %s folder --input_dir=MINE --spec=mine.yaml --output_dir=DATA --split=train --skip_broken  skips broken ones
 %s check --data_dir=DATA --split=train --split=val --html=CHECK.html      checks converted data
 %s zip --input_dir=RESULTS --data_dir=DATA --split=test-dev2017 --output_dir=OUT     a file for COCO's server
@@ -36,7 +34,7 @@ import pkgutil
 from axial.cli import app, flags
 from axial.cli.flags import Flag, Flags
 from axial.data.converters import data_sets
-from axial.errors import InputError, check_installed
+from axial.errors import InputError
 from axial.io import gfile
 from axial.io.lock import locked
 from axial.io.show import counted, say
@@ -60,14 +58,7 @@ class Convert(Flags):
     output_dir = Flag(str, "folder to write to.", path=flags.OUT_FOLDER, needed=True)
     split = flags.SPLIT
     shards = Flag(int, "TFRecord files per split; by default one per about 100 MB.", least=1)
-    workers = Flag(int, "threads; by default one per core, with --beam one per shard.", least=1)
-    beam = Flag(bool, "converts by an Apache Beam pipeline, which needs the package apache-beam.", False)
-    runner = Flag(str, "Beam's runner, like DataflowRunner.", "DirectRunner", needs="beam")
-    beam_option = Flag(tuple, "an option of Beam or its runner, like 'project=mine'.", needs="beam")
-
-    def check(self):
-        if self.beam:
-            check_installed("--beam needs", "beam", "apache_beam")
+    workers = Flag(int, "threads; by default one per core.", least=1)
 
 
 class Photos(Convert):
@@ -75,7 +66,7 @@ class Photos(Convert):
 
 
 class Labelled(Photos):
-    spec = Flag(str, "class definitions: coco or another of axial/data/classes, nuclei, json, or a .yaml or .py file.")
+    spec = Flag(str, "class definitions: coco or another of axial/data/classes, nuclei, json, or a .yaml file.")
     labels = Flag(
         str,
         "cityscapes: gtFine (the default) or gtCoarse. Other data: upright (the default), or stored if labels match "
@@ -141,13 +132,13 @@ DATA_SETS = {name: OWN.get(name, (Labelled, 50)) for name in data_sets()}
 
 
 def _items(given, split, spec):
-    """A function without arguments that lists the items of a split."""
+    """The items of a split, and bytes that identify their source."""
     name, input_dir = given.verb, given.input_dir or _sample_dir(given.verb)
     converter = "folder" if name == "nuclei" and not given.input_dir else name
     list_items = pkgutil.resolve_name(f"axial.data.converters.{converter}.{converter}_items")
     specs = [] if name == "imagenet" else [spec]
     options = {"cityscapes": ("labels", "partial"), "instances": ("rest",), "mapillary": ("version",)}.get(name, ())
-    return functools.partial(list_items, input_dir, split, *specs, **{flag: vars(given)[flag] for flag in options})
+    return list_items(input_dir, split, *specs, **{flag: vars(given)[flag] for flag in options})
 
 
 def _sample_dir(name):
@@ -197,34 +188,21 @@ def _convert(given):
 
     with locked(given.output_dir, "output_dir"):
         for split in splits:
-            listing = _items(given, split, spec)
+            listed = _items(given, split, spec)
             if given.labels == "stored":
-                listing = functools.partial(as_stored, listing)
-            options = given.output_dir, given.workers, given.skip_broken
-            made = Conversion(*listing(), spec, split, *options)
-            _write(given, made, listing, DATA_SETS[name][1])
+                listed = as_stored(*listed)
+            made = Conversion(*listed, spec, split, given.output_dir, given.workers, given.skip_broken)
+            _write(given, made, DATA_SETS[name][1])
             if all(item.get("labels", item) is None for item in made.items) or not is_labelled(given.output_dir, split):
                 say(f"{split}: no photo has a label; the split is for predictions, not for training", error=True)
 
 
-def _write(given, conversion, listing, per):
-    """Writes a split, and prints its summary.
-
-    Args:
-        given: the flags.
-        conversion: `data.convert.Conversion`.
-        listing: function without arguments that lists the items again, on other machines.
-        per: items per shard.
-    """
+def _write(given, conversion, per):
+    """Writes a `data.convert.Conversion` as a split with `per` items per shard, and prints its summary."""
     from axial.data.convert import convert_split
 
-    write = None  # this process writes the shards
-    if given.beam:
-        from axial.data import beam
-
-        write = beam.shard_writer(listing, beam.make_options(given.runner, given.beam_option))
     shards = given.shards or min(-(-len(conversion.items) // per), MOST_SHARDS)
-    manifest, done = convert_split(dataclasses.replace(conversion, shards=shards), write)
+    manifest, done = convert_split(dataclasses.replace(conversion, shards=shards))
     say(summary(conversion.split, manifest, done, conversion.unit))
 
 
@@ -244,12 +222,11 @@ def _convert_text(given):
         spec = text.text_spec(given.verb, given.languages, model)
         for split in splits:
             pairs, empty, digest = read(split)
-            source = input_dir, split, given.languages
             if empty:
                 say(f"{split}: {counted(empty, 'pair')} with an empty line left out")
             listed, how = (text.pair_items(pairs, spec), digest), {"encode": text.encode_pair, "unit": "pair"}
             made = Conversion(*listed, spec, split, given.output_dir, workers=given.workers, **how)
-            _write(given, made, functools.partial(text.listed_pairs, *source, spec), PAIRS_A_SHARD)
+            _write(given, made, PAIRS_A_SHARD)
 
 
 def summary(split, manifest, done, unit="photo"):

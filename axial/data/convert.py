@@ -44,7 +44,6 @@ from axial.errors import InputError
 from axial.io import gfile, show
 from axial.io.lock import locked
 from axial.io.read import LARGEST_TEXT, convert, first_line, read_file, read_json
-from axial.io.schemas import Count, Strict
 from axial.io.write import file_digest, make_folder, name_broken, output_file, write_json
 
 PHOTOS_A_SHARD = 512  # about 100 MB for COCO
@@ -52,20 +51,19 @@ PERMUTATION = 5  # seed of the record order; see `tfrecord.item_numbers`
 AHEAD = 64  # items in progress at a time
 
 
-class WrittenShard(Strict):
-    """A worker's report on a shard. `digest` is the file's SHA-256; '' without a file, or if it is computed later.
+class WrittenShard(typing.NamedTuple):
+    """A written shard. `digest` is the file's SHA-256; '' without a file, or if it is computed later.
 
     `broken` lists (index of the item in the shard, error message). `remarks` lists (text, path of the photo, counts);
-    see `_tell_remarks`. An `error` ends the conversion.
+    see `_tell_remarks`.
     """
 
     path: str
-    size: Count = 0
+    size: int = 0
     digest: str = ""
-    seconds: dict[str, float] = {}
-    error: str = ""
-    broken: list[tuple[Count, str]] = []
-    remarks: list[tuple[str, str, list[int]]] = []
+    seconds: dict = {}
+    broken: list = []
+    remarks: list = []
 
 
 def encode_item(item):
@@ -168,14 +166,11 @@ class Conversion:
         return gfile.glob(self.manifest.removesuffix(".json"), "-?????-of-?????.tfrecord")
 
 
-def convert_split(conversion, write=None):
+def convert_split(conversion):
     """Writes items as a split of TFRecords. It reuses the shards that a killed run has finished.
 
     Args:
         conversion: `Conversion`.
-        write: function of (conversion, dict from shard paths to (first record, last record + 1), progress bar) that
-            writes these shards and returns a `WrittenShard` for each. By default this process writes them;
-            `beam.shard_writer` makes such a function for Beam.
 
     Returns:
         The manifest, and a dict: 'photos' is the number of photos that this call converted, 'seconds' its duration, and
@@ -211,7 +206,7 @@ def convert_split(conversion, write=None):
     ) as bar:
         bar.update(total - converted)
         if todo:
-            written = (write or _write_here)(conversion, todo, bar)
+            written = _write_shards(conversion, todo, bar)
     _tell_remarks([remark for row in written for remark in row.remarks])
     rows = {**kept, **{row.path: row for row in written}}
     left_out = sorted((order[bounds[path][0] + n], text) for path, row in rows.items() for n, text in row.broken)
@@ -252,9 +247,8 @@ def convert_sample(name, splits, listing, spec):
     return path
 
 
-def as_stored(listing):
-    """Calls `listing` and marks its items: their labels match the stored pixels, before the EXIF turn."""
-    items, source = listing()
+def as_stored(items, source):
+    """Marks the items of a split: their labels match the stored pixels, before the EXIF turn."""
     return [{**item, "stored": True} for item in items], source + b" labels of stored pixels"
 
 
@@ -390,18 +384,24 @@ def _tell_remarks(remarks):
 # === Shards ===
 
 
-def _write_here(conversion, todo, bar):
-    """Writes shards one after the other in this process; see `convert_split`."""
+def _write_shards(conversion, todo, bar):
+    """The `WrittenShard`s of shards, written one after the other.
+
+    Args:
+        conversion: `Conversion`.
+        todo: dict from the shards' paths to (first record, last record + 1).
+        bar: progress bar to update.
+    """
     items = conversion.permuted()
     with concurrent.futures.ThreadPoolExecutor(conversion.workers or os.cpu_count()) as pool:
-        return [write_items(conversion, path, items[slice(*limits)], pool, bar=bar) for path, limits in todo.items()]
+        return [_write_items(conversion, path, items[slice(*limits)], pool, bar) for path, limits in todo.items()]
 
 
 class _Incomplete(Exception):
     """A shard lacks items that it must have."""
 
 
-def write_items(conversion, path, items, pool, *, bar=None):
+def _write_items(conversion, path, items, pool, bar):
     """Writes items as one shard, which appears only when it is complete. Returns its `WrittenShard`.
 
     Args:
@@ -410,7 +410,7 @@ def write_items(conversion, path, items, pool, *, bar=None):
         path: path of the shard.
         items: items of the shard.
         pool: thread pool that encodes them.
-        bar: progress bar to update, or None.
+        bar: progress bar to update.
     """
     stages, broken, remarks = collections.Counter(), [], []
 
@@ -424,8 +424,7 @@ def write_items(conversion, path, items, pool, *, bar=None):
                 stages["write"] += time.perf_counter() - start  # the consumer has written the record by now
                 stages.update(seconds)
                 remarks.extend((text, str(items[position]["photo"]), list(counts)) for text, counts in notes)
-            if bar is not None:
-                bar.update()
+            bar.update()
         if broken and not (conversion.skip_broken and len(broken) < len(items)):
             raise _Incomplete
 
@@ -433,7 +432,7 @@ def write_items(conversion, path, items, pool, *, bar=None):
     with contextlib.suppress(_Incomplete):
         tfrecord.write_shard(path, records())
         size, digest = file_digest(path)
-    return WrittenShard(path, size, digest, dict(stages), broken=broken, remarks=remarks)
+    return WrittenShard(path, size, digest, stages, broken, remarks)
 
 
 def _in_order(pool, encode, items):

@@ -1,17 +1,12 @@
 """Classes of data sets. A frozen `DatasetSpec` holds their names, ids and colours.
 
-A spec may be a user's YAML or Python file. For example, my_spec.yaml:
+A spec may be a user's YAML file. For example:
 
     name: mine
     classes:
       - {id: 1, name: road, color: [128, 64, 128]}
       - {id: 2, name: car, thing: true, color: [0, 0, 142]}
     ignored_ids: [0, 255]
-
-or my_spec.py:
-
-    from axial.data.specs import DatasetSpec
-    SPEC = DatasetSpec("mine", ("road", "car"), (1, 2), (False, True), ignored_ids=(0, 255))
 
 `json_spec` makes a spec from the categories of a JSON in COCO's panoptic format.
 
@@ -25,11 +20,9 @@ import colorsys
 import contextlib
 import dataclasses
 import functools
-import json
 import os
 import pathlib
 import re
-import runpy
 import typing
 
 import msgspec
@@ -40,7 +33,7 @@ from axial.errors import InputError, nearest
 from axial.io import gfile, schemas
 from axial.io.check import shortened
 from axial.io.paths import inside
-from axial.io.read import LARGEST_TEXT, convert, first_line, read_file, read_json, read_yaml
+from axial.io.read import LARGEST_TEXT, convert, first_line, read_json, read_yaml
 from axial.io.schemas import Category, Color, Strict, Text
 
 
@@ -376,19 +369,16 @@ COCO, CITYSCAPES, CAMVID, NUCLEI = (SPECS[name] for name in ("coco", "cityscapes
 
 
 def find_spec(name):
-    """The published spec called `name`, or the spec in a .yaml, .yml or .py file at the path `name`.
+    """The published spec called `name`, or the spec in a .yaml or .yml file at the path `name`.
 
     Raises:
         InputError: neither exists, or the file does not have the module's form. The message names the field.
     """
     if name in SPECS:
         return SPECS[name]
-    suffix = os.path.splitext(name)[1]
-    if suffix == ".py":
-        return _from_python(name)
-    if suffix in (".yaml", ".yml"):
+    if name.endswith((".yaml", ".yml")):
         return DatasetSpec.from_yaml(name)
-    raise InputError(f"--spec={name}: {', '.join(SPECS)}, or a .yaml or .py file of your own{nearest(name, SPECS)}")
+    raise InputError(f"--spec={name}: {', '.join(SPECS)}, or a .yaml file of your own{nearest(name, SPECS)}")
 
 
 def json_spec(input_dir, splits):
@@ -445,19 +435,6 @@ def boxes_alone(input_dir, split):
     """End of a message about a missing panoptic JSON: what to do if COCO's detection JSON exists; else ''."""
     path = inside(input_dir, f"annotations/instances_{split}.json", "--split")
     return f"; {path} is there, which axial-convert instances reads" if gfile.exists(path) else ""
-
-
-def _from_python(path):
-    read_file(path)
-    try:
-        spec = runpy.run_path(path).get("SPEC")
-    except (Exception, SystemExit) as error:  # the file may even exit the process
-        kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
-        raise InputError(f"{path}: {kind}{error}") from None
-    if not isinstance(spec, DatasetSpec):
-        raise InputError(f"{path}: it sets no SPEC, a DatasetSpec")
-    fields = json.loads(json.dumps(spec.to_json(), default=str))
-    return DatasetSpec.from_schema(path, convert(f"{path}: SPEC: ", fields, StoredSpec))
 
 
 def text_operations():

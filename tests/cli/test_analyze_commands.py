@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 
 import numpy as np
 from PIL import Image

@@ -64,7 +64,6 @@ CASES = {
     "predict --model=nuclei --table=OUT.csv --text=Two": "--text does not go with --table",
     # axial-convert
     "convert folder --input_dir=FOLDER --spec=/nowhere.yaml --output_dir=OUT --split=train": "/nowhere.yaml: no such",
-    "convert coco --output_dir=OUT --beam": "--beam needs ",
     "convert mapillary --input_dir=FOLDER --output_dir=OUT --split=training --version=v3": "expected one of v1.2, v2.0",
     "convert multi30k --input_dir=FOLDER --output_dir=OUT --split=train --languages=en": "--languages=en: expected two",
     "convert weights --source=deeplab2 --input=FILE --output=OUT --model=resnet50": "did you mean 'resnet_50'",
@@ -79,7 +78,7 @@ CASES = {
     "tpu launch --engine=gke --slice=v5e-8 --name=a --runtime=x --time_limit=1 --gin_file=coco/axial_deeplab_x.gin "
     "--data_dir=gs://b/d --model_dir=gs://b/r": "no such gin file (did you mean",
 }
-MISSING = "tf2onnx,huggingface_hub,cityscapesscripts,apache_beam"
+MISSING = "tf2onnx,huggingface_hub,cityscapesscripts"
 
 
 @pytest.fixture(scope="module")

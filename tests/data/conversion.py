@@ -7,9 +7,9 @@ from axial.data import tfrecord
 from axial.data.convert import Conversion, convert_split
 
 
-def convert(listed, spec, output, split="val", *, write=None, **options):
+def convert(listed, spec, output, split="val", **options):
     """Converts `listed`, a converter's (items, source). `options` are fields of `Conversion`. See `convert_split`."""
-    return convert_split(Conversion(*listed, spec, split, str(output), progress=False, **options), write)
+    return convert_split(Conversion(*listed, spec, split, str(output), progress=False, **options))
 
 
 def records(output, split="val"):

@@ -85,7 +85,6 @@ REVIEWED = {
         ("cloud/engines.py", "_script", "name"),
         ("recipes/__init__.py", "read_recipe", "path"),
         ("recipes/settings.py", "_module", "*name.split('.')[1:]"),
-        ("data/beam.py", "_run", "f'.beam-{hashlib.sha256(repr(todo).encode()).hexdigest()[:16]}.json'"),
         ("data/converters/cityscapes.py", "cityscapes_items", "labels"),
         ("data/converters/coco.py", "coco_items", "kind"),
         ("data/converters/folder.py", "folder_items", "layer"),

@@ -65,12 +65,6 @@ def pair_items(pairs, spec):
     return [{"text": pair, "spec": spec} for pair in pairs]
 
 
-def listed_pairs(input_dir, split, languages, spec):
-    """Items of a split and the bytes that identify it; see `read_pairs`."""
-    pairs, _, digest = read_pairs(input_dir, split, languages)
-    return pair_items(pairs, spec), digest
-
-
 def encode_pair(item):
     """Fields of a pair's record (see `tfrecord`), seconds of each stage, and an empty list of remarks."""
     start = time.perf_counter()

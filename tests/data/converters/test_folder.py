@@ -177,11 +177,9 @@ def test_ids_of_segments_are_no_panoptic_labels(tmp_path):
 # === Specs from files ===
 
 
-def test_specs_from_yaml_and_python_are_equal(tmp_path):
+def test_a_spec_from_yaml(tmp_path):
     (tmp_path / "a.yaml").write_text(YAML)
-    lines = "from axial.data.specs import DatasetSpec\nSPEC = " + repr(SPEC)
-    (tmp_path / "a.py").write_text(lines)
-    assert find_spec(str(tmp_path / "a.yaml")) == find_spec(str(tmp_path / "a.py")) == SPEC
+    assert find_spec(str(tmp_path / "a.yaml")) == SPEC
     assert find_spec("cityscapes") is CITYSCAPES
     assert SPEC.colors[1].tolist() == [0, 0, 142]
 
@@ -202,23 +200,6 @@ def test_wrong_yaml_is_named(tmp_path, old, new, words):
     with pytest.raises(InputError, match=words) as error:
         find_spec(str(tmp_path / "a.yaml"))
     assert "a.yaml" in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "text,words",
-    [
-        ("SPEC = 3", "it sets no SPEC"),
-        ("import nothing_of_this_name", "ModuleNotFoundError"),
-        (
-            "from axial.data.specs import DatasetSpec\nSPEC = DatasetSpec('a', ('b',), (1, 2), (True,))",
-            "a.py: spec 'a': one name, id",
-        ),
-    ],
-)
-def test_wrong_python_is_named(tmp_path, text, words):
-    (tmp_path / "a.py").write_text(text)
-    with pytest.raises(InputError, match=words):
-        find_spec(str(tmp_path / "a.py"))
 
 
 def test_no_such_spec(tmp_path):
