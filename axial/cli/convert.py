@@ -191,7 +191,7 @@ def _convert(given):
             listed = _items(given, split, spec)
             if given.labels == "stored":
                 listed = as_stored(*listed)
-            made = Conversion(*listed, spec, split, given.output_dir, given.workers, given.skip_broken)
+            made = Conversion(*listed, spec, split, given.output_dir, skip_broken=given.skip_broken)
             _write(given, made, DATA_SETS[name][1])
             if all(item.get("labels", item) is None for item in made.items) or not is_labelled(given.output_dir, split):
                 say(f"{split}: no photo has a label; the split is for predictions, not for training", error=True)
@@ -202,7 +202,7 @@ def _write(given, conversion, per):
     from axial.data.convert import convert_split
 
     shards = given.shards or min(-(-len(conversion.items) // per), MOST_SHARDS)
-    manifest, done = convert_split(dataclasses.replace(conversion, shards=shards))
+    manifest, done = convert_split(dataclasses.replace(conversion, shards=shards, workers=given.workers))
     say(summary(conversion.split, manifest, done, conversion.unit))
 
 
@@ -225,7 +225,7 @@ def _convert_text(given):
             if empty:
                 say(f"{split}: {counted(empty, 'pair')} with an empty line left out")
             listed, how = (text.pair_items(pairs, spec), digest), {"encode": text.encode_pair, "unit": "pair"}
-            made = Conversion(*listed, spec, split, given.output_dir, workers=given.workers, **how)
+            made = Conversion(*listed, spec, split, given.output_dir, **how)
             _write(given, made, PAIRS_A_SHARD)
 
 

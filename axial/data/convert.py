@@ -394,14 +394,16 @@ def _write_shards(conversion, todo, bar):
     """
     items = conversion.permuted()
     with concurrent.futures.ThreadPoolExecutor(conversion.workers or os.cpu_count()) as pool:
-        return [_write_items(conversion, path, items[slice(*limits)], pool, bar) for path, limits in todo.items()]
+        return [
+            _write_items(conversion, path, items[slice(*limits)], pool=pool, bar=bar) for path, limits in todo.items()
+        ]
 
 
 class _Incomplete(Exception):
     """A shard lacks items that it must have."""
 
 
-def _write_items(conversion, path, items, pool, bar):
+def _write_items(conversion, path, items, *, pool, bar):
     """Writes items as one shard, which appears only when it is complete. Returns its `WrittenShard`.
 
     Args:
@@ -432,7 +434,7 @@ def _write_items(conversion, path, items, pool, bar):
     with contextlib.suppress(_Incomplete):
         tfrecord.write_shard(path, records())
         size, digest = file_digest(path)
-    return WrittenShard(path, size, digest, stages, broken, remarks)
+    return WrittenShard(path, size, digest, seconds=stages, broken=broken, remarks=remarks)
 
 
 def _in_order(pool, encode, items):

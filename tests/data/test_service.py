@@ -237,5 +237,5 @@ def test_a_training_with_a_service_resumes(command, address, sample_dir, tmp_pat
     tiny = "--gin_file=sample/overfit.gin", "--gin_file=tiny/panoptic.gin"
     options = f"--data_dir={sample_dir}", f"--model_dir={tmp_path}/run", f"--data_service={address}"
     for steps in (1, 2):
-        done = command("train", *tiny, *options, f"--gin_binding=STEPS = {steps}")
+        done = command("train", *tiny, *options, f"--gin_binding=TrainingConfig.steps = {steps}")
         assert done.code == 0, done.err

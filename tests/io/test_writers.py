@@ -26,7 +26,7 @@ REVIEWED = {
         ("analysis/data_check.py", "_picture", "image.save"),
         ("analysis/run_page.py", "_picture", "_plots({'': curves}, names).savefig"),
         ("data/files.py", "_encoded", "rgb(photo).save"),
-        ("data/converters/instances.py", "_mask", "Image.fromarray(255 * pixels).convert('1').save"),
+        ("data/converters/boxes.py", "_mask", "Image.fromarray(255 * pixels).convert('1').save"),
         ("data/labels.py", "encode_rgb", "Image.fromarray(rgb).save"),
         ("weights/interchange.py", "write_safetensors", "safetensors.numpy.save"),
         ("weights/pytorch.py", "state_dict_bytes", "zipfile.ZipFile"),
@@ -43,7 +43,6 @@ REVIEWED = {
     ],
     "TensorFlow writes, to a folder of `output_folder` or under a random name": [
         ("cli/evaluate_verbs.py", "writer", "tf.summary.create_file_writer"),
-        ("data/service.py", "write", "tf.io.write_file"),
         ("training/monitor.py", "at", "tf.profiler.experimental.start"),
         ("training/trainer.py", "_run", "orbit.utils.SummaryManager"),
     ],
