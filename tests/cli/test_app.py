@@ -4,6 +4,7 @@ import csv
 import html.parser
 import json
 import os
+import pathlib
 import re
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from PIL import Image
 
 from axial.cli.evaluate_verbs import append_scores
 from axial.io.show import plain
+from tests.cloud.slice_fixture import free_port
 from tests.conftest import ROOT
 from tests.hostile import NAMES
 
@@ -73,40 +75,19 @@ def test_streams_that_are_closed_before_the_start(closed, code):
     assert result.returncode == code and result.stdout + result.stderr == ""
 
 
-SPEC_THAT_WAITS = """
-import pathlib, time
-pathlib.Path(__file__).with_name("begun").touch()
-time.sleep(60)
-"""
+def test_ctrl_c_while_a_command_waits(command):
+    """A worker waits a minute for a dispatcher that never answers. SIGINT may come at any moment of this minute."""
 
-
-def spec_of(folder, text):
-    """Writes a Python file with a text. Returns the arguments of a conversion that has the file as --spec."""
-    (folder / "spec.py").write_text(text)
-    return "folder", f"--input_dir={folder}", f"--output_dir={folder}/out", "--split=a", f"--spec={folder}/spec.py"
-
-
-def test_ctrl_c_while_a_spec_is_read(command, tmp_path):
     def interrupt(pid):
-        until = time.monotonic() + 60
-        while not (tmp_path / "begun").exists() and time.monotonic() < until:
-            time.sleep(0.02)
+        with pathlib.Path(f"/proc/{pid}/wchan").open() as file:
+            until = time.monotonic() + 40
+            while "nanosleep" not in (file.seek(0), file.read())[1] and time.monotonic() < until:
+                time.sleep(0.02)
         os.kill(pid, signal.SIGINT)
 
-    result = command("convert", *spec_of(tmp_path, SPEC_THAT_WAITS), meanwhile=interrupt)
-    assert result.code == 130 and result.line == "axial-convert: interrupted" and result.seconds < 30
-
-
-@pytest.mark.parametrize(
-    "text,words",
-    [
-        ("import sys; sys.exit(0)", "SystemExit: 0"),
-        ("raise ValueError('a\\nb\\x1b[31m')", r"ValueError: a\nb\x1b[31m"),
-    ],
-)
-def test_whatever_a_spec_raises_is_one_line(command, tmp_path, text, words):
-    result = command("convert", *spec_of(tmp_path, text))
-    assert result.code == 2 and result.line.endswith(f"spec.py: {words}")
+    address = f"--dispatcher=grpc://localhost:{free_port()}"
+    result = command("data_service", "worker", address, "--wait=60", meanwhile=interrupt)
+    assert result.code == 130 and result.line == "axial-data_service: interrupted"
 
 
 def test_the_package_lists_its_commands():

@@ -60,3 +60,18 @@ def test_few_values_have_percentiles_too():
     """Of three values, the percentiles are the second; the extremes replace them."""
     assert eight_bits(np.array([[0, 5000, 10000]], np.uint16), PERCENTILES).tolist()[0][0] == 0
     assert eight_bits(np.array([[7, 7, 7]], np.uint16), PERCENTILES).tolist() == [[0, 0, 0]]
+
+
+def test_a_hot_pixel_on_a_constant_background_is_bright():
+    values = np.full([100, 100], 300, np.uint16)
+    values[5, 5] = 40_000
+    assert eight_bits(values, PERCENTILES)[5].tolist() == [0] * 5 + [255] + [0] * 94
+
+
+def test_the_darkest_and_the_brightest_of_four_values_are_cut():
+    assert eight_bits(np.array([[0, 1000, 60_000, 65_000]], np.uint16).T, PERCENTILES).ravel().tolist() == [
+        0,
+        0,
+        255,
+        255,
+    ]

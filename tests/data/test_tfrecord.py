@@ -1,9 +1,11 @@
 """Shards appear only when they are complete, and readers detect incomplete shards by the manifest."""
 
 import json
+import re
 import shutil
 
 import pytest
+import tensorflow as tf
 
 from axial.data import tfrecord
 from axial.errors import InputError
@@ -83,3 +85,13 @@ def test_splits_are_found_where_the_choice_is_obvious(tmp_path):
     assert tfrecord.find_splits(str(tmp_path), {"train": "train", "val": "nope"}) == ["train", "nope"]
     (tmp_path / "train_extra.json").write_text("{}")
     assert tfrecord.find_splits(str(tmp_path), recipe) == ["train2017", "validation"]
+
+
+def test_a_split_is_known_by_its_fingerprint(sample_dir):
+    assert re.fullmatch(r"coco val2017, 8 records, [0-9a-f]{16}", tfrecord.fingerprint(sample_dir, "val2017"))
+
+
+def test_a_photo_without_an_orientation_is_upright(sample_dir):
+    path = tfrecord.shard_paths(sample_dir, tfrecord.read_manifest(sample_dir, "val2017"))[0]
+    record = next(iter(tf.data.TFRecordDataset(path)))
+    assert int(tfrecord.parse_example(record)["image/orientation"]) == 1

@@ -40,6 +40,8 @@ def test_arguments_are_converted_to_their_annotated_types():
         ({"steps": None}, "Config.steps = None: expected int, got null"),
         ({"size": 5}, "Config.size = 5: expected a list, got int"),
         ({"size": (5, "x")}, "Config.size = (5, 'x'): [1]: expected int, got str"),
+        ({"size": (5, 0)}, "Config.size = (5, 0): [1]: expected int >= 1"),
+        ({"size": (0, 5)}, "Config.size = (0, 5): [0]: expected int >= 1"),
         ({"norm": "grup"}, "Config.norm = 'grup': expected one of batch, group (did you mean 'group'?)"),
         ({"inner": 1}, "Config.inner = 1: expected @Inner()"),
         ({"other": 1}, "Config.other = 1: expected a Inner, or None for the data's own"),

@@ -257,3 +257,11 @@ def test_a_bigtiff_is_read_like_a_tiff():
     many = data[:page] + struct.pack("<Q", 2**16) + data[page + 8 :]
     with pytest.raises(InputError, match="big.tif: 65536 tags, at most 65535 are read"):
         open_photo("big.tif", many)
+
+
+def test_pages_of_a_tiff_whose_numbers_begin_with_the_upper_byte():
+    pixels, file = np.arange(3 * 5 * 7, dtype=np.uint16).reshape(3, 5, 7), io.BytesIO()
+    tifffile.imwrite(file, pixels, byteorder=">", photometric="minisblack")
+    photo = open_photo("a.tif", file.getvalue())
+    np.testing.assert_array_equal(photo.deep, pixels[0])
+    assert [*photo.left_out] == ["page 1 of 3 is read"]

@@ -202,3 +202,9 @@ def test_no_two_outputs_have_one_name(names):
     assert len(set(outputs)) == len(names)
     for stem, name in zip(stems, outputs):
         assert stems.count(stem) > 1 or name == stem
+
+
+def test_a_number_makes_a_name_unique():
+    """The number is the position of the photo, or the next one in steps of the number of photos."""
+    assert output_names(["a", "a", "1-a", "b"]) == ["5-a", "2-a", "1-a", "b"]
+    assert output_names(["a", "a", "1-a", "5-a"]) == ["9-a", "2-a", "1-a", "5-a"]

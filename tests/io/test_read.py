@@ -204,3 +204,12 @@ def test_pipes_devices_and_sockets_are_refused_at_once(special):
     for reader in readers:
         with pytest.raises(InputError, match=f"^{special}: a pipe, device or socket; expected a file$"):
             reader(special)
+
+
+def test_a_file_of_an_image_may_have_half_a_gigabyte(tmp_path, monkeypatch):
+    path = tmp_path / "a.png"
+    path.write_bytes(b"0123456789")
+    assert read_file(str(path)) == b"0123456789"
+    monkeypatch.setattr("axial.io.gfile.size", lambda _: 2**29 + 1)
+    with pytest.raises(InputError, match="a.png: 536870913 bytes, at most 536870912 are read"):
+        read_file(str(path))

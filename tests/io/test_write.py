@@ -278,6 +278,20 @@ def test_a_file_may_have_the_longest_name(tmp_path):
     assert write.partial_path("a/b.json") == "a/.partial.b.json"
 
 
+def test_a_lock_is_taken_again_if_its_folder_vanishes(tmp_path, monkeypatch):
+    """Another process may remove the empty folder between the moment it is made and the moment the lock is opened."""
+    errors, open_file = [FileNotFoundError()], os.open
+
+    def vanishing(*arguments):
+        if errors:
+            raise errors.pop()
+        return open_file(*arguments)
+
+    monkeypatch.setattr(os, "open", vanishing)
+    with locked(str(tmp_path), "model_dir"):
+        assert not errors
+
+
 # === Power cuts ===
 
 

@@ -42,8 +42,8 @@ def colours_split(folder, colours, **_):
 
 def texts_split(folder, texts, **_):
     spec, root = read_manifest(texts, "val")["spec"], texts.removesuffix("data") + "texts"
-    pairs = text.listed_pairs(root, "val", ("en", "de"), spec)
-    return converted(folder, "val", spec, pairs, text.encode_pair)
+    pairs, _, digest = text.read_pairs(root, "val", ("en", "de"))
+    return converted(folder, "val", spec, (text.pair_items(pairs, spec), digest), text.encode_pair)
 
 
 def named_wrongly(example):

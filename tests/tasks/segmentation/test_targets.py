@@ -71,3 +71,9 @@ def test_matches_loops(stripes, classes, crowd, config):
     )
     for key, expected in oracle(segments, classes, crowd, config).items():
         np.testing.assert_allclose(actual[key], expected, atol=1e-4, err_msg=key)
+
+
+def test_the_defaults_of_panoptic_deeplab():
+    """Cheng et al., CVPR 2020, Sec. 3.3 and 4: sigma 8; things below 64 x 64 pixels weigh three times."""
+    config = TargetConfig()
+    assert (config.sigma, config.small_area, config.small_weight) == (8.0, 4096, 3.0)
