@@ -85,12 +85,7 @@ class Mapillary(Labelled):
 
 
 class Folder(Labelled):
-    class_name = Flag(
-        str,
-        "name of the only class of objects, instead of --spec; other pixels are background. --class is the same flag.",
-        alone=("spec",),
-        old=("class",),
-    )
+    class_name = Flag(str, "name of the only class of objects; or --class.", alone=("spec",), old=("class",))
 
     def check(self):
         super().check()

@@ -115,7 +115,8 @@ def read_ids(path, deep=False):
     data = read_file(path)
     photo = open_photo(path, data)
     image = _lossless(path, data, photo.image)
-    if image.mode not in ("1", "L", "P", *DEEP):
+    whole = image.mode == "F" and bool((np.nan_to_num(photo.deep) % 1 == 0).all())  # Fiji's images of 32 bits
+    if image.mode not in ("1", "L", "P", *DEEP) and not whole:
         what = {"F": "with fractions", **dict.fromkeys(_TRANSPARENT, "with transparency")}.get(image.mode, "in colour")
         raise InputError(f"{path}: {what} ({image.mode}), where one channel of ids is expected")
     if photo.left_out:

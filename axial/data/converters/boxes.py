@@ -129,10 +129,8 @@ def run_lengths(where, segmentation, size):
         except InputError as error:
             raise InputError(f"{where}: segmentation: not COCO's polygons, lists of x, y, ... ({error})") from None
         polygons = [polygon for polygon in polygons if len(polygon) >= SHORTEST]
-        if not all(abs(number) <= FARTHEST for polygon in polygons for number in polygon):
-            raise InputError(f"{where}: segmentation: a number beyond {FARTHEST}, expected pixels")
-        if any(len(polygon) % 2 for polygon in polygons):
-            raise InputError(f"{where}: segmentation: an odd count of numbers, expected x, y, ...")
+        if any(len(polygon) % 2 or max(map(abs, polygon)) > FARTHEST for polygon in polygons):
+            raise InputError(f"{where}: segmentation: expected pairs x, y of at most {FARTHEST} pixels")
         return masks.merge(masks.frPyObjects(polygons, *size)) if polygons else encoded(np.zeros(size, np.uint8))
     runs = convert(f"{where}: segmentation: ", segmentation, schemas.AnyRunLengths)
     check_runs(f"{where}: segmentation", runs, size)

@@ -63,7 +63,10 @@ def folder_items(input_dir, split, spec):
     others = [name for name in listed if name not in names.values()]
     if not any(names.values()) and any(os.path.splitext(name)[0].endswith(MASKS) for name in listed):
         masks, photos = _masks(by_name(folder, PHOTOS))
-        photos = {name.removesuffix("_img"): path for name, path in photos.items()}
+        for name in [name for name in photos if name.endswith("_img")]:
+            if (stem := name.removesuffix("_img")) in photos:
+                raise InputError(f"{photos[stem]}: {os.path.basename(photos[name])} is there too; expected one photo")
+            photos[stem] = photos.pop(name)
         folders, kinds, others = {"photos": folder, "instance": folder}, ["instance"], []
     else:
         photos, masks = by_name(folders["photos"], PHOTOS), None
@@ -180,6 +183,8 @@ def _read_panoptic(spec, _, path):
 def _read_semantic(spec, _, semantic, instance=None):
     """`Labels` of a semantic image and, optionally, an instance image."""
     keys = read_ids(semantic)
+    if keys.max(initial=0) >= 65536:
+        raise InputError(f"{semantic}: label {keys.max()}, which the spec {spec.name!r} does not have")
     if instance:
         numbers = read_ids(instance)
         same_size(instance, numbers, semantic, keys)

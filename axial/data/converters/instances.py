@@ -12,6 +12,7 @@ annotations; a crowd has the number 0.
 """
 
 import base64
+import contextlib
 import functools
 import math
 import os
@@ -21,18 +22,9 @@ import numpy as np
 from PIL import Image
 from pycocotools import mask as masks
 
+from axial.data import files
 from axial.data.converters.boxes import FARTHEST, as_json, encoded, run_lengths
 from axial.data.converters.coco import photo_items
-from axial.data.files import (
-    PHOTOS,
-    by_name,
-    check_ids,
-    labelled_items,
-    list_folder,
-    listed_paths,
-    split_folder,
-    tell_left_out,
-)
 from axial.data.labels import Labels, labels_of, segment
 from axial.data.specs import bare, plain_spec
 from axial.errors import InputError, nearest
@@ -99,8 +91,8 @@ def instances_items(input_dir, split, spec, rest):
     """
     names, items, source = _listed(input_dir, split)
     index = {bare(name): i for i, name in enumerate(spec.class_names)}
-    stuff = None if rest == NONE else index.get(bare(rest))
-    if rest != NONE and (stuff is None or spec.things[stuff]):
+    stuff = None if rest.lower() == NONE else index.get(bare(rest))
+    if rest.lower() != NONE and (stuff is None or spec.things[stuff]):
         raise InputError(f"--rest={rest}: expected a stuff class of the spec {spec.name!r}, or {NONE}")
     classes = {category: index.get(bare(name)) for category, name in names.items()}
     for item in items:
@@ -114,11 +106,12 @@ def instances_spec(input_dir, splits, rest):
     Raises:
         InputError: no annotations are there; two categories have one name; a category is named like `rest`.
     """
-    names = _listed(input_dir, splits[0])[0]
-    twin = next((name for name in names.values() if bare(name) == bare(rest)), None)
+    names, stuff = _listed(input_dir, splits[0])[0], None if rest.lower() == NONE else rest
+    twin = next((name for name in names.values() if stuff is not None and bare(name) == bare(stuff)), None)
     if twin is not None:
         raise InputError(f"--rest={rest}: the annotations have a category {twin!r}; choose another name, or {NONE}")
-    return plain_spec(input_dir, names, None if rest == NONE else rest)
+    check_unique(input_dir, "categories, without case and hyphens:", map(bare, names.values()))
+    return plain_spec(input_dir, names, stuff)
 
 
 def _listed(input_dir, split):
@@ -128,9 +121,10 @@ def _listed(input_dir, split):
         return _list_coco(coco, [os.path.join(input_dir, name) for name in (split, f"images/{split}", "images", "")])
     if gfile.exists(roboflow):
         return _list_coco(roboflow, [os.path.dirname(roboflow)])
-    if gfile.exists(os.path.join(input_dir, _YOLO)):
-        return _list_yolo(input_dir, split)
-    return _list_labelme(input_dir, split)
+    if others := gfile.glob(os.path.join(input_dir, "annotations/instances_"), "*.json"):
+        raise InputError(f"{coco}: no such file; here: {', '.join(map(os.path.basename, others))}")
+    list_outlines = _list_yolo if gfile.exists(os.path.join(input_dir, _YOLO)) else _list_labelme
+    return list_outlines(input_dir, split)
 
 
 def _paint(spec, classes, rest, outlines):
@@ -149,7 +143,9 @@ def _paint(spec, classes, rest, outlines):
     runs = [masks.merge([run_lengths(one.where, piece, size[::-1]) for piece in one.pieces]) for one in objects]
     areas, numbers = np.array([masks.area(one) for one in runs], int), np.zeros(size[::-1], np.int64)
     for i in np.argsort(-areas, kind="stable"):
-        numbers[masks.decode(runs[i]) > 0] = i + 1
+        x, y, width, height = masks.toBbox(runs[i]).astype(int)
+        box = np.s_[y : y + height, x : x + width]
+        numbers[box][masks.decode(runs[i])[box] > 0] = i + 1
     visible = np.bincount(numbers.ravel(), minlength=len(runs) + 1)[1:]
     covered, empty = (visible < areas).sum(), (areas == 0).sum()
     under = [(areas - visible).sum(), covered, ((visible == 0) & (areas > 0)).sum()]
@@ -171,7 +167,8 @@ def _paint(spec, classes, rest, outlines):
 def _list_coco(path, folders):
     """See `_listed`. The photos are in the first of the folders that has the JSON's first photo."""
     data, content = read_json(path, schemas.Instances)
-    check_ids(path, content.images)
+    files.check_ids(path, content.images)
+    check_unique(path, "images: file_name", (image.file_name for image in content.images))
     check_unique(path, "categories: id", (row.id for row in content.categories))
     check_unique(path, "annotations: id", (one.id for one in content.annotations))
     objects = {image.id: [] for image in content.images}
@@ -184,8 +181,10 @@ def _list_coco(path, folders):
         objects[one.image_id].append(Outline(where, one.category_id, [one.segmentation], bool(one.iscrowd)))
     names = [image.file_name for image in content.images[:1]]
     folder = next((f for f in folders for name in names if gfile.exists(inside(f, name, path))), folders[0])
-    photos, others = listed_paths(path, "images", folder, content.images)
-    tell_left_out(folder, f"photos that {path} does not name", [n for n in others if n.lower().endswith(PHOTOS)])
+    photos, others = files.listed_paths(path, "images", folder, content.images)
+    files.tell_left_out(
+        folder, f"photos that {path} does not name", [n for n in others if n.lower().endswith(files.PHOTOS)]
+    )
     images = sorted(content.images, key=lambda image: image.id)
     items = photo_items(images, photos)
     for image, item in zip(images, items):
@@ -195,6 +194,8 @@ def _list_coco(path, folders):
     rows = [
         row for row in content.categories if row.id in used or row.supercategory != "none" or row.name not in groups
     ]
+    if not content.images or not all(row.name for row in rows):
+        raise InputError(f"{path}: {'categories: one has no name' if content.images else 'images: empty'}")
     return {row.id: str(row.name) for row in rows}, items, data
 
 
@@ -210,10 +211,14 @@ def _list_yolo(input_dir, split):
     photo_folder, folder = next((pair for pair in pairs if gfile.isdir(pair[0])), (None, None))
     if photo_folder is None:
         raise InputError(f"{' and '.join(pair[0] for pair in pairs)}: no such folder, expected one of them")
-    photos, texts = by_name(photo_folder, PHOTOS), by_name(folder, (".txt",))
+    photos, texts = files.by_name(photo_folder, files.PHOTOS), files.by_name(folder, (".txt",))
     _check_photos(texts, photos, photo_folder)
-    files = {name: [texts[name]] if name in texts else [] for name in photos}
-    return names, labelled_items(photos, files, _read_yolo), "\n".join(["yolo", *names.values(), *photos]).encode()
+    lines = {name: [texts[name]] if name in texts else [] for name in photos}
+    return (
+        names,
+        files.labelled_items(photos, lines, _read_yolo),
+        "\n".join(["yolo", *names.values(), *photos]).encode(),
+    )
 
 
 def _read_yolo(photo, path=None):
@@ -240,21 +245,25 @@ def _read_yolo(photo, path=None):
 
 def _list_labelme(input_dir, split):
     """See `_listed`. The categories are the labels in all splits, so that all splits get the same spec."""
-    folder = split_folder(input_dir, split)
-    paths = by_name(folder, (".json",), PHOTOS)
+    folder = files.split_folder(input_dir, split)
+    paths = files.by_name(folder, (".json",), files.PHOTOS)
     if not paths:
         forms = ", ".join(name.format(split) for name in (_COCO, _ROBOFLOW, _YOLO))
         raise InputError(f"{folder}: no JSON of LabelMe; {input_dir} has none of {forms} either")
-    photos = by_name(folder, PHOTOS, (".json",))
+    photos = files.by_name(folder, files.PHOTOS, (".json",))
     _check_photos(paths, photos, folder)
-    tell_left_out(folder, "photos without a JSON", [name for name in photos if name not in paths])
-    folders = [os.path.join(input_dir, name) for name in list_folder(input_dir)]
-    every = [os.path.join(one, name) for one in folders if gfile.isdir(one) for name in list_folder(one)]
-    contents = [read_json(path, LabelMe)[1] for path in every if path.endswith(".json")]
-    names = dict(enumerate(sorted({shape.label for content in contents for shape in content.shapes}), 1))
+    files.tell_left_out(folder, "photos without a JSON", [name for name in photos if name not in paths])
+    folders, labels = [os.path.join(input_dir, name) for name in files.list_folder(input_dir)], set()
+    for path in [os.path.join(one, name) for one in folders if gfile.isdir(one) for name in files.list_folder(one)]:
+        if path.lower().endswith(".json"):
+            with contextlib.suppress(InputError):  # of another program, or damaged; `_read_labelme` names it
+                labels |= {shape.label for shape in read_json(path, LabelMe)[1].shapes}
+    names = dict(enumerate(sorted(labels), 1))
     categories = {name: category for category, name in names.items()}
     read = functools.partial(_read_labelme, categories)
-    items = labelled_items({name: photos[name] for name in paths}, {name: [path] for name, path in paths.items()}, read)
+    items = files.labelled_items(
+        {name: photos[name] for name in paths}, {name: [path] for name, path in paths.items()}, read
+    )
     return names, items, "\n".join(["labelme", *names.values(), *paths]).encode()
 
 
@@ -289,8 +298,12 @@ def _piece(where, shape, size):
         angles = np.arange(CIRCLE) * 2 * math.pi / CIRCLE
         radius = np.hypot(*(points[1] - points[0]))
         points = points[0] + radius * np.stack([np.cos(angles), np.sin(angles)], 1)
-    elif shape.shape_type not in ("polygon", "rectangle"):
+    elif shape.shape_type in ("point", "points", "line", "linestrip"):
         return []
+    elif len(points) < 3:
+        raise InputError(
+            f"{where}: shape_type {shape.shape_type!r}, {len(points)} points: expected a polygon's corners"
+        )
     return [points.ravel().tolist()]
 
 

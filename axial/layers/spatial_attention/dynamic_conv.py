@@ -144,10 +144,6 @@ class DynamicConv(Unfolded, Layer):
         logits = tf.reshape(logits, [-1, *h.shape[1:-1], self.groups, self.side**self.axes])
         return tf.cast(tf.nn.softmax(logits), h.dtype)
 
-    def query_kernels(self, x: tf.Tensor) -> tf.Tensor:
-        """The kernel of every query, [..., G, taps], from the layer's input. The taps sum to one."""
-        return self.kernels(self._gated(tf.cast(x, self.compute_dtype)))
-
     # === Decoding, a token at a time ===
 
     def new_cache(self, images: int | tf.Tensor, length: int) -> dict[str, tf.Tensor]:

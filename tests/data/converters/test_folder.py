@@ -253,6 +253,27 @@ def test_tiffs_of_any_depth_and_pixels_without_a_class(tmp_path, kind):
     np.testing.assert_array_equal(read_instances(tmp_path, BARE), NUMBERS + BARE.label_divisor * (NUMBERS > 0))
 
 
+def test_whole_numbers_may_be_floats(tmp_path):
+    """Fiji's images of 32 bits are floats."""
+    write_instances(tmp_path, numbers=NUMBERS.astype(np.float32))
+    np.testing.assert_array_equal(read_instances(tmp_path, BARE), NUMBERS + BARE.label_divisor * (NUMBERS > 0))
+
+
+def test_a_semantic_label_beyond_16_bits_is_named(tmp_path):
+    folder = Folder(tmp_path, "semantic", "instance")
+    Image.fromarray(np.full([30, 60], 65537, np.int32)).save(folder.split / "semantic" / "a.tif")
+    (folder.split / "semantic" / "a.png").unlink()
+    with pytest.raises(InputError, match="a.tif: label 65537, which the spec 'mine' does not have"):
+        folder.record()
+
+
+def test_a_photo_beside_one_with_an_ending_is_not_lost(tmp_path):
+    write_instances(tmp_path, "a_img.tif", "a_masks.tif")
+    Image.new("RGB", (60, 30)).save(tmp_path / "train" / "a.tif")
+    with pytest.raises(InputError, match="a.tif: a_img.tif is there too"):
+        read_instances(tmp_path)
+
+
 def test_numbers_with_gaps_are_closed_if_they_are_too_large(tmp_path):
     spec = dataclasses.replace(CELLS, label_divisor=1000)
     write_instances(tmp_path, numbers=NUMBERS * 300_000)
@@ -275,7 +296,10 @@ def stack(root):
 
 
 BAD_INSTANCES = [
-    (lambda root: write_instances(root, numbers=NUMBERS.astype(np.float32)), r"a.tif: with fractions \(F\), where one"),
+    (
+        lambda root: write_instances(root, numbers=NUMBERS.astype(np.float32) / 2),
+        r"a.tif: with fractions \(F\), where one",
+    ),
     (
         lambda root: write_instances(root, numbers=np.zeros([30, 60, 3], np.uint8)),
         r"a.tif: in colour \(RGB\), where one",

@@ -234,12 +234,32 @@ def homeless(coco):
     (coco.root / "train" / "a.png").unlink()
 
 
+def alike(coco):
+    coco.content["categories"] = [{"id": 0, "name": "dead-cell"}, {"id": 7, "name": "Dead Cell"}]
+
+
+def same_photo(coco):
+    coco.content["images"].append({**coco.content["images"][0], "id": 6})
+
+
+def other_split(coco):
+    coco.path = coco.path.with_name("instances_default.json")
+
+
+def nameless(coco):
+    del coco.content["categories"][0]["name"]
+
+
 BAD = [
+    (alike, "ground", "categories, without case and hyphens: 'dead cell' is there twice"),
+    (same_photo, "ground", "images: file_name 'a.png' is there twice"),
+    (other_split, "ground", "instances_train.json: no such file; here: instances_default.json"),
+    (nameless, "ground", "categories: one has no name"),
     (boxed, "ground", "annotation 1: a box without a mask; a detector learns boxes, by recipes such as coco/faster"),
     (twice, "ground", "annotations: id 0 is there twice"),
     (resized, "ground", "annotation 1: segmentation: of 5x20 pixels, the photo has 30x20"),
     (unknown, "ground", "annotation 1: category 9, which the spec .* does not have"),
-    (endless, "ground", "annotation 1: segmentation: a number beyond 131072"),
+    (endless, "ground", "annotation 1: segmentation: expected pairs x, y of at most 131072"),
     (homeless, "ground", "a.png: missing, though .*instances_train.json names it"),
     (lambda coco: None, "dead_cell", "--rest=dead_cell: the annotations have a category 'Dead Cell'"),
 ]
@@ -265,6 +285,26 @@ def test_a_wrong_line_of_yolo_is_named(tmp_path, line):
     (tmp_path / "data.yaml").write_text("names: {0: a}")
     with pytest.raises(InputError, match="labels/train/a.txt: line 2: (a box without|expected a class)"):
         read(tmp_path)
+
+
+@pytest.mark.parametrize("shape", ["circle", "rotation", "polygon"])
+def test_a_shape_of_labelme_without_corners_is_named(tmp_path, shape):
+    (tmp_path / "train").mkdir()
+    Image.new("RGB", SIZE[::-1]).save(tmp_path / "train" / "x.png")
+    content = {"shapes": [{"label": "a", "points": [[1, 1]], "shape_type": shape}], "imageHeight": 20, "imageWidth": 30}
+    (tmp_path / "train" / "x.JSON").write_text(json.dumps(content))
+    (tmp_path / "train.json").write_text("{}")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "train.json").write_text("{}")
+    with pytest.raises(InputError, match=rf"x.JSON: shapes\[0\]: shape_type '{shape}', 1 points: expected a polygon"):
+        read(tmp_path)
+
+
+def test_a_category_may_be_called_none(tmp_path):
+    coco = Coco(tmp_path)
+    coco.content["categories"][1]["name"] = "none"
+    coco.draw(box(0, 0, 4, 4), category=7)
+    assert coco.record("None")[2].class_names == ("cell", "none")
 
 
 def test_a_folder_without_annotations_says_what_is_expected(tmp_path):
