@@ -111,8 +111,8 @@ class Instance(Struct):
     id: Count
     image_id: ImageId
     category_id: Category
-    bbox: Box
-    area: Annotated[float, Meta(ge=0)]
+    bbox: Box | None = None
+    area: Annotated[float, Meta(ge=0)] | None = None
     iscrowd: Flag = 0
     segmentation: list[Any] | dict[str, Any] | None = None
 

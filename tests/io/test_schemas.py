@@ -15,8 +15,8 @@ NORM = {"momentum": 0.9, "epsilon": 1e-3, "unbiased": True}
 LEAST = {
     schemas.Segment: ({"id": 1, "category_id": 1}, {"iscrowd": 0, "score": 1.0}),
     schemas.Instance: (
-        {"id": 0, "image_id": 0, "category_id": 1, "bbox": [0, 0, 1, 1], "area": 0},
-        {"iscrowd": 0, "segmentation": None},
+        {"id": 0, "image_id": 0, "category_id": 1},
+        {"iscrowd": 0, "segmentation": None, "bbox": None, "area": None},
     ),
     specs.StoredSpec: (SPEC, {"label_divisor": 1000, "ignore": 255, "palette": [], "vocabulary": ""}),
     specs.SpecFile: ({"name": "s", "classes": [{"id": 1, "name": "a"}]}, {"label_divisor": 1000, "ignore": 255}),

@@ -45,6 +45,8 @@ def read_instances(path, spec):
         where = f"{path}: annotation {annotation.id}"
         if annotation.image_id not in images:
             raise InputError(f"{where}: image_id {annotation.image_id!r} is not in images")
+        if None in (annotation.bbox, annotation.area):
+            raise InputError(f"{where}: bbox and area are needed")
         _check_box(where, annotation.bbox, images[annotation.image_id])
         index = spec.class_index(annotation.category_id)
         if index is None:

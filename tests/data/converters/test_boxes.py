@@ -188,6 +188,7 @@ BAD = {
     "outside": (put(1, "bbox", [90, 30, 20, 10]), "annotation 2: bbox .* inside its image of 96x64"),
     "category": (put(0, "category_id", 300), "annotation 1: category_id 300, which the spec 'coco' lacks"),
     "stuff": (put(0, "category_id", SKY), "annotation 1: category_id 187: 'sky-other-merged' is not a thing of 'coco'"),
+    "no box": (put(0, "bbox", None), "annotation 1: bbox and area are needed"),
     "image": (put(0, "image_id", 9), "annotation 1: image_id 9 is not in images"),
     "an image less": (
         lambda folder: folder.save(images=folder.content["images"][:1], annotations=folder.objects[:3]),

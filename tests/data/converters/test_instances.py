@@ -51,7 +51,7 @@ class Coco:
 
     def draw(self, segmentation, category=0, **fields):
         fields = {"id": len(self.content["annotations"]), "image_id": 5, "iscrowd": 0, **fields}
-        fields |= {"category_id": category, "segmentation": segmentation, "bbox": [0, 0, 1, 1], "area": 1}
+        fields |= {"category_id": category, "segmentation": segmentation}  # bbox and area are not read
         self.content["annotations"].append(fields)
 
     def record(self, rest="ground"):
