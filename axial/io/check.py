@@ -113,7 +113,7 @@ _PIXEL_SIZE = re.compile(r"((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?) ?([^\W\d_]{1,2
 
 
 def convert_pixel_size(name, value):
-    """(side of a pixel, unit) of a text like '0.65um'; the unit µm becomes um. Raises InputError, starting with `name`.
+    """(side of a pixel, unit) of a text like '0.65um'. The unit µm becomes um. The InputError starts with `name`.
 
     >>> convert_pixel_size("pixel_size", "0.65um"), convert_pixel_size("pixel_size", "325 nm")
     ((0.65, 'um'), (325.0, 'nm'))

@@ -182,18 +182,16 @@ def _list_coco(path, folders):
     names = [image.file_name for image in content.images[:1]]
     folder = next((f for f in folders for name in names if gfile.exists(inside(f, name, path))), folders[0])
     photos, others = files.listed_paths(path, "images", folder, content.images)
-    files.tell_left_out(
-        folder, f"photos that {path} does not name", [n for n in others if n.lower().endswith(files.PHOTOS)]
-    )
+    unlisted = [name for name in others if name.lower().endswith(files.PHOTOS)]
+    files.tell_left_out(folder, f"photos that {path} does not name", unlisted)
     images = sorted(content.images, key=lambda image: image.id)
     items = photo_items(images, photos)
     for image, item in zip(images, items):
         item["labels"] = functools.partial(tuple, ((image.width, image.height), objects[image.id]))
     # Roboflow's first category only groups the others.
-    used, groups = {one.category_id for one in content.annotations}, {row.supercategory for row in content.categories}
-    rows = [
-        row for row in content.categories if row.id in used or row.supercategory != "none" or row.name not in groups
-    ]
+    rows, used = content.categories, {one.category_id for one in content.annotations}
+    groups = {row.supercategory for row in rows}
+    rows = [row for row in rows if row.id in used or row.supercategory != "none" or row.name not in groups]
     if not content.images or not all(row.name for row in rows):
         raise InputError(f"{path}: {'categories: one has no name' if content.images else 'images: empty'}")
     return {row.id: str(row.name) for row in rows}, items, data
