@@ -157,7 +157,7 @@ def test_arguments_and_feature_maps(nuclei):
 def test_a_network_takes_other_canvases(nuclei):
     """Tiles of 32 pixels have the nuclei of the whole photo, but near their edges. Wrong sizes are refused."""
     photo = np.asarray(Image.open(PHOTOS[0]).convert("RGB"))[NUCLEI]
-    whole, tiled = (axial.predict(nuclei, photo, size=size).labels > 0 for size in (None, 49))
+    whole, tiled = (axial.predict(nuclei, photo, size=size).labels > 0 for size in (None, np.int64(49)))
     assert np.sum(whole & tiled) / np.sum(whole | tiled) > 0.9
     assert nuclei.predictor.resized((49, 49)) is nuclei.predictor.resized(49)
     for size, words in {

@@ -47,6 +47,8 @@ SAMPLE_SPLITS = {"coco": ("train2017", "val2017"), "nuclei": ("train", "test")} 
 SOURCES, TARGETS = ("csrhddlam", "deeplab2", "keras_applications"), ("csrhddlam",)  # as in `weights.convert`
 MOST_SHARDS = 1024  # per split; ImageNet has 1024 and 128
 
+REST = "background"  # class of pixels without an object
+
 SPLIT = flags.SPLIT.but(needed=True)
 
 
@@ -89,8 +91,9 @@ class Folder(Labelled):
 
     def check(self):
         super().check()
-        if not (self.spec or self.class_name):
-            raise InputError("--spec is needed: class definitions; or --class=NAME, if all objects have one class")
+        if not self.spec and (name := (self.class_name or "").strip()) in ("", REST):
+            given = f"--class={REST} is the name of the other pixels" if name else "--spec is needed: class definitions"
+            raise InputError(f"{given}; or --class=NAME, if all objects have one class")
 
 
 class Instances(Labelled):
@@ -132,7 +135,9 @@ def _items(given, split, spec):
     converter = "folder" if name == "nuclei" and not given.input_dir else name
     list_items = pkgutil.resolve_name(f"axial.data.converters.{converter}.{converter}_items")
     specs = [] if name == "imagenet" else [spec]
-    options = {"cityscapes": ("labels", "partial"), "instances": ("rest",), "mapillary": ("version",)}.get(name, ())
+    options = {"cityscapes": ("labels", "partial"), "instances": ("rest", "labels"), "mapillary": ("version",)}.get(
+        name, ()
+    )
     return list_items(input_dir, split, *specs, **{flag: vars(given)[flag] for flag in options})
 
 
@@ -157,7 +162,7 @@ def _spec(given):
     if given.spec:
         return find_spec(given.spec)
     if name == "folder":
-        return plain_spec(given.input_dir, {1: given.class_name}, "background")
+        return plain_spec(given.input_dir, {1: given.class_name}, REST)
     if name == "instances":
         from axial.data.converters.instances import instances_spec
 

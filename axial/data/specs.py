@@ -421,14 +421,15 @@ def plain_spec(input_dir, names, rest):
     ids, classes = [*names], [*names.values()]
     if rest is not None:
         ids, classes = [0 if 0 not in names else max(names) + 1, *ids], [rest, *classes]
-    return DatasetSpec(
-        name=os.path.basename(os.path.abspath(input_dir)) or "folder",
-        class_names=tuple(classes),
-        category_ids=tuple(ids),
-        things=(False,) * (rest is not None) + (True,) * len(names),
-        label_divisor=min(65536, 2**24 // (len(ids) + 1)),
-        ignore=max(255, len(ids)),
-    )
+    fields = {
+        "name": os.path.basename(os.path.abspath(input_dir)) or "folder",
+        "class_names": classes,
+        "category_ids": ids,
+        "things": [False] * (rest is not None) + [True] * len(names),
+        "label_divisor": min(65536, 2**24 // (len(ids) + 1)),
+        "ignore": max(255, len(ids)),
+    }
+    return DatasetSpec.from_schema(input_dir, convert(f"{input_dir}: ", fields, StoredSpec))
 
 
 def boxes_alone(input_dir, split):

@@ -110,6 +110,7 @@ class Predictor:
             raise InputError(
                 f"size={size}: not for an export, whose size is fixed, nor for a translator; a run takes it"
             )
+        size = size.tolist() if isinstance(size, np.generic) else size
         step, sides = self.model.side_step, [size] * 2 if isinstance(size, int) else size
         sides = convert_argument("size", sides, Size)
         for side, usual in zip(sides, self.canvas):

@@ -263,6 +263,10 @@ def test_label_images_alone_and_outlines_convert(command, own_photos, tmp_path):
     "words,message",
     [
         ("folder", "--spec is needed: class definitions; or --class=NAME, if all objects have one class"),
+        (
+            "folder --class=background",
+            "--class=background is the name of the other pixels; or --class=NAME, if all objects have one class",
+        ),
         ("folder --class=car --spec=coco", "--class_name does not go with --spec"),
         (
             "instances",

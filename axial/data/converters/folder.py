@@ -22,6 +22,7 @@ annotations/ means COCO's panoptic layout (see `axial.data.converters.coco`).
 """
 
 import functools
+import itertools
 import os
 
 import numpy as np
@@ -42,6 +43,7 @@ FOLDERS = {  # kind of image -> names of its folder
     "semantic": ("semantic",),
     "instance": ("instance", "masks", "labels"),
 }
+NAMES = tuple(itertools.chain(*FOLDERS.values()))
 MASKS = (".labels", "_cp_masks", "_masks")  # endings of instance images' names: axial-predict's and Cellpose's
 LABELS = (".png", ".tif", ".tiff")
 
@@ -74,7 +76,7 @@ def folder_items(input_dir, split, spec):
     files = {name: [] for name in sorted(photos)} if kinds else {}
     for kind in kinds:
         images = masks or by_name(folders[kind], LABELS, (".json",))
-        if kind == "instance" and not masks and (masks := _masks(images)[0]):
+        if kind == "instance" and not masks and not images.keys() <= photos.keys() and (masks := _masks(images)[0]):
             rest = sorted(os.path.basename(path) for path in set(images.values()) - set(masks.values()))
             tell_left_out(folders[kind], "names without .labels, _cp_masks or _masks", rest)
             images = masks
@@ -133,8 +135,12 @@ def _kinds(folder, kinds, spec, others):
         kinds.remove("instance")
         say(f"{folder}/instance: left out: no class of the spec {spec.name!r} is a thing", error=True)
     if others:
-        shown = [f"{name}{nearest(name.lower(), FOLDERS)}" for name in others[:5]] + ["..."] * (len(others) > 5)
-        say(f"{folder}: left out: {', '.join(shown)}; {', '.join(FOLDERS)} are read", error=True)
+        hints = ["" if name in NAMES else nearest(name.lower(), NAMES) for name in others[:5]]
+        shown = [name + hint for name, hint in zip(others, hints)] + ["..."] * (len(others) > 5)
+        text = f"{folder}: left out: {', '.join(shown)}; {', '.join(NAMES)} are read"
+        if not kinds and {name.lower() for name in others} & {*NAMES}:
+            raise InputError(f"{text}, and no labels are there")
+        say(text, error=True)
     return kinds
 
 

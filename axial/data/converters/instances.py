@@ -34,8 +34,8 @@ from axial.io.paths import inside
 from axial.io.read import check_unique, read_file, read_json, read_text, read_yaml
 
 NONE = "none"  # value of `rest` if pixels without an object are unlabelled
-UNDER = "{} pixels of {} objects lie under smaller objects; {} of these objects have no other pixel"
-EMPTY = "{} objects have no pixel: they are tiny, points or lines, or lie outside the photo"
+UNDER = "under smaller objects: pixels ({}), objects that lose pixels ({}), objects that lose all pixels ({})"
+EMPTY = "objects without a pixel ({}): tiny, points or lines, or outside the photo"
 BOXES = "a detector learns boxes, by recipes such as coco/faster_rcnn.gin; see docs/own_data.md"
 CIRCLE = 64  # corners of the polygon that replaces LabelMe's circles
 _COCO, _ROBOFLOW, _YOLO = "annotations/instances_{}.json", "{}/_annotations.coco.json", "data.yaml"
@@ -77,19 +77,20 @@ class YoloData(schemas.Struct):
     names: list[schemas.Text] | dict[schemas.Count, schemas.Text]
 
 
-def instances_items(input_dir, split, spec, rest):
+def instances_items(input_dir, split, spec, rest, labels=None):
     """Items of a split, and bytes that identify this input.
 
     Args:
         input_dir, split: see the module.
         spec: `DatasetSpec`. It has the categories by their names.
         rest: name of the stuff class of pixels without an object, or `NONE`.
+        labels: 'stored' if outlines of YOLO are fractions of the stored photo, not of the photo turned by its EXIF tag.
 
     Raises:
         InputError: no annotations are there; a photo is missing; an id is repeated; an object has no mask; `rest` is
             not a stuff class of the spec. Reading the labels raises it for a category that the spec lacks.
     """
-    names, items, source = _listed(input_dir, split)
+    names, items, source = _listed(input_dir, split, labels == "stored")
     index = {bare(name): i for i, name in enumerate(spec.class_names)}
     stuff = None if rest.lower() == NONE else index.get(bare(rest))
     if rest.lower() != NONE and (stuff is None or spec.things[stuff]):
@@ -114,7 +115,7 @@ def instances_spec(input_dir, splits, rest):
     return plain_spec(input_dir, names, stuff)
 
 
-def _listed(input_dir, split):
+def _listed(input_dir, split, stored=False):
     """(dict from category ids to names, items, bytes). An item's 'labels' returns ((width, height), `Outline`s)."""
     coco, roboflow = (inside(input_dir, name.format(split), "--split") for name in (_COCO, _ROBOFLOW))
     if gfile.exists(coco):
@@ -123,8 +124,9 @@ def _listed(input_dir, split):
         return _list_coco(roboflow, [os.path.dirname(roboflow)])
     if others := gfile.glob(os.path.join(input_dir, "annotations/instances_"), "*.json"):
         raise InputError(f"{coco}: no such file; here: {', '.join(map(os.path.basename, others))}")
-    list_outlines = _list_yolo if gfile.exists(os.path.join(input_dir, _YOLO)) else _list_labelme
-    return list_outlines(input_dir, split)
+    if gfile.exists(os.path.join(input_dir, _YOLO)):
+        return _list_yolo(input_dir, split, stored)
+    return _list_labelme(input_dir, split)
 
 
 def _paint(spec, classes, rest, outlines):
@@ -139,7 +141,8 @@ def _paint(spec, classes, rest, outlines):
     size, objects = outlines()
     for one in objects:
         if classes.get(one.category) is None:
-            raise InputError(f"{one.where}: category {one.category}, which the spec {spec.name!r} does not have")
+            lacks = f"the spec {spec.name!r}" if one.category in classes else "the annotations' list of classes"
+            raise InputError(f"{one.where}: category {one.category}, which {lacks} does not have")
     runs = [masks.merge([run_lengths(one.where, piece, size[::-1]) for piece in one.pieces]) for one in objects]
     areas, numbers = np.array([masks.area(one) for one in runs], int), np.zeros(size[::-1], np.int64)
     for i in np.argsort(-areas, kind="stable"):
@@ -200,7 +203,7 @@ def _list_coco(path, folders):
 # === YOLO ===
 
 
-def _list_yolo(input_dir, split):
+def _list_yolo(input_dir, split, stored):
     path = os.path.join(input_dir, _YOLO)
     names = read_yaml(path, YoloData).names
     names = names if isinstance(names, dict) else dict(enumerate(names))
@@ -214,14 +217,15 @@ def _list_yolo(input_dir, split):
     lines = {name: [texts[name]] if name in texts else [] for name in photos}
     return (
         names,
-        files.labelled_items(photos, lines, _read_yolo),
+        files.labelled_items(photos, lines, functools.partial(_read_yolo, stored)),
         "\n".join(["yolo", *names.values(), *photos]).encode(),
     )
 
 
-def _read_yolo(photo, path=None):
+def _read_yolo(stored, photo, path=None):
     """The size and the `Outline`s of a photo. A photo without a file of outlines has no object."""
-    size, objects = upright(open_image(photo, read_file(photo))).size, []
+    image, objects = open_image(photo, read_file(photo)), []
+    size = image.size if stored else upright(image).size
     for number, line in enumerate(read_text(path).splitlines() if path else (), 1):
         where, fields = f"{path}: line {number}", line.split()
         try:

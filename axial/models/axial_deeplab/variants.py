@@ -19,6 +19,8 @@ _axial_decoder = functools.partial(Variant.of, AxialDecoderDeepLab, AxialResNet,
 _deeplab2 = functools.partial(
     _axial_deeplab, projection=256, inner_norm=True, pool=False, span=None, attention_stride=16
 )
+# The last block alone attends, as in DeepLab2's zoo. The width gives the parameters of the network without `_last`.
+_last = dict(width=0.28125, heads=6, attention_stride=16, repeats=ONE_EACH)
 _csrhddlam = functools.partial(_conv_stem, average_pool=True, table_photo=224)
 
 
@@ -80,4 +82,7 @@ VARIANTS = {
     "axial_resnet_nano": _conv_stem(width=0.25, repeats=ONE_EACH, heads=4),
     "axial_resnet_nano_deeplab_stem": _conv_stem(width=0.25, repeats=ONE_EACH, heads=4, stem="deeplab"),
     "axial_deeplab_nano": _axial_deeplab(width=0.25, repeats=ONE_EACH, heads=4, decoder_width=0.5),
+    "axial_resnet_nano_stride16": _conv_stem(**_last),
+    "axial_resnet_nano_stride16_deeplab_stem": _conv_stem(**_last, stem="deeplab"),
+    "axial_deeplab_nano_stride16": _axial_deeplab(**_last, decoder_width=0.5),
 }

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from axial.data import tfrecord
-from axial.data.converters.folder import folder_items
+from axial.data.converters.folder import NAMES, folder_items
 from axial.data.labels import colors_of, read_ids
 from axial.data.specs import CITYSCAPES, DatasetSpec, find_spec, plain_spec
 from axial.errors import InputError
@@ -136,7 +136,7 @@ def test_what_is_not_read_is_said_once(tmp_path, capsys):
     files, folders = sorted(capsys.readouterr().err.splitlines(), key=lambda line: "SEMANTIC" in line)
     assert "train/photos: left out: " in files and "(2, first Thumbs.db)" in files
     others = "Instances (did you mean 'instance'?), SEMANTIC (did you mean 'semantic'?), masks"
-    assert folders == f"{folder.split}: left out: {others}; photos, panoptic, semantic, instance are read"
+    assert folders == f"{folder.split}: left out: {others}; {', '.join(NAMES)} are read"
 
 
 def predicted(folder, name="car", road=0):
@@ -239,6 +239,7 @@ def read_instances(root, spec=CELLS):
         ("a.tif", "a_masks.tif"),
         ("a_img.png", "a_cp_masks.png"),
         ("a.b.png", "a.b.labels.tif"),
+        ("photos/a_masks.png", "masks/a_masks.png"),
     ],
 )
 def test_instances_alone_of_each_layout(tmp_path, photo, label):
@@ -314,6 +315,7 @@ BAD_INSTANCES = [
     ),
     (stack, "a.tif: page 1 of 2 is read, where a label image of one page"),
     (lambda root: write_instances(root, label="masks/b.tif"), "masks/b.tif: has no photo in .*images"),
+    (lambda root: (root / "train/masks").rename(root / "train/Masks"), "Masks .did you mean 'masks'.*no labels are"),
     (lambda root: write_instances(root, photo="images/b.png"), "masks/b.tif: missing, though .*images/b.png is there"),
 ]
 

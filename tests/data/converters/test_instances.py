@@ -152,8 +152,8 @@ def test_the_smaller_object_lies_on_top_and_losses_are_counted(tmp_path, capsys)
     assert ids[5, 5] % spec.label_divisor == 1 and ids[0, 0] % spec.label_divisor == 2
     assert (ids[:2, 12:14] % spec.label_divisor == 4).all() and len(segments) == 4
     error = capsys.readouterr().err
-    assert "8 pixels of 2 objects lie under smaller objects; 1 of these objects have no other pixel" in error
-    assert "2 objects have no pixel" in error
+    assert "under smaller objects: pixels (8), objects that lose pixels (2), objects that lose all pixels (1)" in error
+    assert "objects without a pixel (2)" in error
 
 
 def test_a_hole_stays_a_hole_and_a_crowd_has_no_number(tmp_path):
@@ -238,6 +238,10 @@ def alike(coco):
     coco.content["categories"] = [{"id": 0, "name": "dead-cell"}, {"id": 7, "name": "Dead Cell"}]
 
 
+def endless_name(coco):
+    coco.content["categories"][0]["name"] = "c" * 1001
+
+
 def same_photo(coco):
     coco.content["images"].append({**coco.content["images"][0], "id": 6})
 
@@ -255,10 +259,11 @@ BAD = [
     (same_photo, "ground", "images: file_name 'a.png' is there twice"),
     (other_split, "ground", "instances_train.json: no such file; here: instances_default.json"),
     (nameless, "ground", "categories: one has no name"),
+    (endless_name, "ground", "class_names.*: expected str of length <= 1000"),
     (boxed, "ground", "annotation 1: a box without a mask; a detector learns boxes, by recipes such as coco/faster"),
     (twice, "ground", "annotations: id 0 is there twice"),
     (resized, "ground", "annotation 1: segmentation: of 5x20 pixels, the photo has 30x20"),
-    (unknown, "ground", "annotation 1: category 9, which the spec .* does not have"),
+    (unknown, "ground", "annotation 1: category 9, which the annotations' list of classes does not have"),
     (endless, "ground", "annotation 1: segmentation: expected pairs x, y of at most 131072"),
     (homeless, "ground", "a.png: missing, though .*instances_train.json names it"),
     (lambda coco: None, "dead_cell", "--rest=dead_cell: the annotations have a category 'Dead Cell'"),
@@ -285,6 +290,21 @@ def test_a_wrong_line_of_yolo_is_named(tmp_path, line):
     (tmp_path / "data.yaml").write_text("names: {0: a}")
     with pytest.raises(InputError, match="labels/train/a.txt: line 2: (a box without|expected a class)"):
         read(tmp_path)
+
+
+@pytest.mark.parametrize("labels,width", [(None, 10), ("stored", 15)])
+def test_outlines_of_yolo_are_fractions_of_the_upright_or_the_stored_photo(tmp_path, labels, width):
+    for folder in ("images/train", "labels/train"):
+        (tmp_path / folder).mkdir(parents=True)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a quarter turn: 20x30 upright
+    Image.new("RGB", (30, 20)).save(tmp_path / "images/train/a.jpg", exif=exif)
+    (tmp_path / "labels/train/a.txt").write_text("0 0 0 0.5 0 0.5 0.5 0 0.5")
+    (tmp_path / "data.yaml").write_text("names: [a]")
+    spec = instances_spec(str(tmp_path), ["train"], "none")
+    (item,) = instances_items(str(tmp_path), "train", spec, "none", labels)[0]
+    ids = np.asarray(Image.open(io.BytesIO(item["labels"]().png)))
+    assert ids.any((0, 2)).sum() == width
 
 
 @pytest.mark.parametrize("shape", ["circle", "rotation", "polygon"])
