@@ -18,22 +18,21 @@ if typing.TYPE_CHECKING:  # `__getattr__` imports these at run time
 
 __version__ = "0.2.0"
 
+# Hides TensorFlow's log, as the commands do. A program that imports TensorFlow first, or that sets the variable, keeps
+# its own log level.
+_QUIET = "tensorflow" not in sys.modules and "TF_CPP_MIN_LOG_LEVEL" not in os.environ
+if _QUIET:
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+
 
 def __getattr__(name: str) -> typing.Any:
-    """Imports `load` and `predict`, and with them TensorFlow, at their first use; see PEP 562.
-
-    It also silences TensorFlow's log, as the commands do. A program that imports TensorFlow first, or that sets
-    TF_CPP_MIN_LOG_LEVEL, keeps its own log level.
-    """
+    """Imports `load` and `predict`, and with them TensorFlow, at their first use; see PEP 562."""
     if name not in ("load", "predict"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     check_docstrings()
-    quiet = "tensorflow" not in sys.modules and "TF_CPP_MIN_LOG_LEVEL" not in os.environ
-    if quiet:
-        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     from axial import api
     from axial.cli import app
 
-    if quiet:
+    if _QUIET:
         app.silence_xla()
     return getattr(api, name)

@@ -47,6 +47,9 @@ def _recipes(given):
     print_table(("setting", "default", given.arguments[0], "what it is"), rows)
     macros = [(name, value) for name, value in bound.items() if "." not in name]
     print_table(("macro", "value"), macros, title='a binding like --gin_binding="STEPS = 100" sets these too')
+    if task := recipe.task():
+        files = f"--gin_file={given.arguments[0]} --gin_file=tiny/{task.removesuffix('Task').lower()}.gin"
+        say(f"one step of a tiny version on a CPU: axial-train {files} --data_dir=DATA --model_dir=RUN")
 
 
 def _models(_):

@@ -51,7 +51,6 @@ def run(verbs, default=None, moved=()):
         default: name of the verb that runs if the user names none; None if the user must name a verb.
         moved: dict from names of former verbs to the scripts in experiments/ that replace them.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     for kind, _ in verbs.values():
         kind.define()
     command = _Command(os.path.basename(sys.argv[0]), verbs, "" if "" in verbs else default, dict(moved))

@@ -85,6 +85,7 @@ def test_the_command_lists_recipes_and_settings_quickly():
     assert [cell.strip() for cell in line.split("│")[2:4]] == ["None", "1.0"]
     (line,) = (line for line in output.splitlines() if "│ STEPS" in line)
     assert line.split("│")[2].strip() == "1400"
+    assert "axial-train --gin_file=nuclei/demo.gin --gin_file=tiny/panoptic.gin --data_dir=DATA" in output
 
 
 def test_a_recipe_may_be_the_users_and_an_unknown_one_is_named_with_the_nearest(command, tmp_path):
