@@ -8,6 +8,7 @@ import os
 import shlex
 
 import numpy as np
+import tensorflow as tf
 
 from axial.analysis import step_cost
 from axial.data.tfrecord import is_labelled
@@ -116,7 +117,7 @@ def print_advice(data_dir, checks, recipe):
             names += [name] * is_labelled(data_dir, name)
     advice = advise(checks, names)
     products, memory = step_cost.read_steps()[recipe.model].training_cost(advice.crop, BATCH)
-    (device, _), rate = step_cost.device_memory(), step_cost.rate()
+    device, rate = "GPU" if tf.config.list_physical_devices("GPU") else "CPU", step_cost.rate()
     line, too_many = crowding(checks, advice.bindings["CANVAS"], recipe)
     say(line, error=too_many)
     say(f"To train on them ({advice.why}):", *broken(advice.command(data_dir)))
@@ -126,13 +127,6 @@ def print_advice(data_dir, checks, recipe):
         f"of memory. Each of {advice.steps} steps has {products / 1e9:.0f} billion multiply-adds, as counted; a "
         f"residual block did {rate / 1e9:.0f} billion a second just now."
     )
-
-
-def warn_of_a_long_step(task, training, replicas):
-    """Prints a line if a training step is too long or too large for this device; see `step_cost.long_step`."""
-    step = step_cost.read_steps().get(task.model.name)
-    if step and (said := step_cost.long_step(step, task.data.crop, training, replicas)):
-        say(f"{said}; for one CPU or GPU there is {RECIPE} (see axial-convert check)", error=True)
 
 
 def _spread(values):

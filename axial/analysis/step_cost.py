@@ -10,7 +10,6 @@ import dataclasses
 import math
 import os
 import resource
-import subprocess
 import sys
 import time
 from typing import Annotated
@@ -20,13 +19,10 @@ from msgspec import Meta
 
 from axial.io.paths import experiments_dir
 from axial.io.read import read_rows
-from axial.io.show import counted
 
 FORWARD_AND_BACKWARD = 3
 COUNTED_TASKS = ("panoptic", "segmentation", "classification")  # tasks whose models take one photo of a fixed size
 SIDE, WIDE, NARROW = 64, 128, 32  # side and channels of the timed block's maps
-LONG = 60  # seconds; a longer step gets a warning, because reports and stops come only between steps
-LEAST_RATE = 1e9  # multiply-adds per second; every device with TensorFlow does more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,46 +87,6 @@ def rate():
     run()
     seconds = min(run() for _ in range(3))
     return FORWARD_AND_BACKWARD * math.prod(x.shape[:3]) * sum(map(tf.size, kernels)).numpy() / seconds
-
-
-def device_memory():
-    """(device that --strategy=default trains on, bytes of its memory or None if unknown)."""
-    if not tf.config.list_physical_devices("GPU"):
-        return "CPU", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    try:
-        output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout
-        return "GPU", int(output.split()[0]) * 2**20
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return "GPU", None
-
-
-def long_step(step, crop, training, replicas=1):
-    """A warning about a training step that takes more than a minute, or more memory than this device has.
-
-    The device is measured, by `rate`, only if a step may be long.
-
-    Args:
-        step: `Step` of the model.
-        crop: (height, width) of the photos in training.
-        training: `TrainingConfig`.
-        replicas: number of devices that share a batch.
-
-    Returns:
-        the line, or None.
-    """
-    products, memory = step.training_cost(crop, training.batch / replicas)
-    memory /= training.accumulate
-    device, available = device_memory()
-    too_large = memory > (available or math.inf)
-    seconds = products / rate() if too_large or products >= LONG * LEAST_RATE else 0.0
-    if seconds <= LONG and not too_large:
-        return None
-    return (
-        f"a step of {counted(training.batch, 'photo')} of {crop[0]}x{crop[1]} takes about {duration(seconds)} on this "
-        f"{device} and up to {memory / 1e9:,.0f} GB of memory, all {training.steps} steps "
-        f"{duration(seconds * training.steps)}"
-    )
 
 
 def resident():

@@ -51,10 +51,9 @@ def _main(given):
     if not recipe.value(f"{recipe.task()}.data_dir"):
         given.need("data_dir")
 
-    from axial.analysis.own_data import warn_of_a_long_step
     from axial.data.objects import objects_of, read_objects
     from axial.recipes import configuration
-    from axial.training.strategy import cluster_workers, is_chief, make_strategy
+    from axial.training.strategy import is_chief, make_strategy
     from axial.training.trainer import RunOptions, train
     from axial.weights.interchange import make_card
     from axial.weights.restore import find_checkpoint, latest_checkpoint
@@ -78,8 +77,6 @@ def _main(given):
         card = make_card(task.model, task.num_classes, task.canvas, spec=task.spec, scale=task.scale)
         write_json(os.path.join(model_dir, RUN_CARD), card)
 
-    if given.strategy != "tpu" and cluster_workers() == 1:  # users of TPUs or several workers know how fast they train
-        warn_of_a_long_step(task, training, strategy.num_replicas_in_sync)
     lock = locked(model_dir, "model_dir") if is_chief(strategy) else contextlib.nullcontext()
     with lock:
         service = data_service(given.data_service, strategy)

@@ -67,11 +67,6 @@ class ClassificationData(Checked):
         """A copy with another size of the network's input."""
         return dataclasses.replace(self, image=image)
 
-    @property
-    def crop(self):
-        """(height, width) of the network's input in training."""
-        return self.image
-
 
 def training_crop(record, seed, data):
     """dict of 'image', a random crop, float32 [*data.image, 3] from -1 to 1, and its class 'label', int32 []."""

@@ -50,11 +50,6 @@ class DetectionData(Checked):
         """A copy with another size of the network's input."""
         return dataclasses.replace(self, canvas=canvas)
 
-    @property
-    def crop(self):
-        """(height, width) of the network's input in training."""
-        return self.canvas
-
 
 def photo_size(size, sides, canvas):
     """(height, width) of a photo of `size` on the `canvas`, int32 [2], within the limits `sides` of `DetectionData`."""
