@@ -61,39 +61,27 @@ class WrittenShard(typing.NamedTuple):
     path: str
     size: int = 0
     digest: str = ""
-    seconds: dict = {}
     broken: list = []
     remarks: list = []
 
 
 def encode_item(item):
-    """Returns the fields of an item's record (see `tfrecord`), the seconds of each stage, and remarks on the photo.
+    """Returns the fields of an item's record (see `tfrecord`), and remarks on the photo.
 
     Raises:
         InputError: a photo or label image is missing, damaged or has another size; the spec lacks a label. The message
             names the file.
     """
-    seconds, last = collections.Counter(), time.perf_counter()
-
-    def lap(stage):
-        nonlocal last
-        now = time.perf_counter()
-        seconds[stage] += now - last
-        last = now
-
     path, label = item["photo"], None
     if "read" in item:
         photo, label = item["read"]()
     else:
         photo = read_file(path)
-        lap("read the photo")
     if item.get("labels"):
         label = item["labels"]()
-        lap("read the labels")
     fields, remarks = photo_fields(path, photo, label.size if label else None, item.get("stored", False))
     size = fields["image/width"], fields["image/height"]
     fields |= {"image/file_name": item.get("name", os.path.basename(path)), "image/id": item["id"]}
-    lap("decode the photo")
     if "class" in item:
         fields["image/class"] = item["class"]
     else:
@@ -101,8 +89,7 @@ def encode_item(item):
         ids, classes, crowd = zip(*label.segments) if label.segments else ((), (), ())
         fields |= {"panoptic/encoded": label.png, "segment/id": ids, "segment/class": classes, "segment/crowd": crowd}
         fields |= item["boxes"](size) if "boxes" in item else {}
-    lap("read the labels")
-    return fields, seconds, [*((text, []) for text in remarks), *(label.remarks if label else ())]
+    return fields, [*((text, []) for text in remarks), *(label.remarks if label else ())]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,8 +160,7 @@ def convert_split(conversion):
         conversion: `Conversion`.
 
     Returns:
-        The manifest, and a dict: 'photos' is the number of photos that this call converted, 'seconds' its duration, and
-            'stages' the seconds of each stage, summed over all threads.
+        The manifest, and a dict: 'photos' is the number of photos that this call converted, 'seconds' its duration.
 
     Raises:
         InputError: there are no items; the folder holds a split of this name from other input or with another number of
@@ -221,8 +207,7 @@ def convert_split(conversion):
     else:
         manifest = msgspec.to_builtins(earlier)
     _remove(conversion.plan)
-    stages = sum((collections.Counter(row.seconds) for row in written), collections.Counter())
-    return manifest, {"photos": converted, "seconds": time.perf_counter() - start, "stages": stages}
+    return manifest, {"photos": converted, "seconds": time.perf_counter() - start}
 
 
 def _digest(row):
@@ -414,17 +399,14 @@ def _write_items(conversion, path, items, *, pool, bar):
         pool: thread pool that encodes them.
         bar: progress bar to update.
     """
-    stages, broken, remarks = collections.Counter(), [], []
+    broken, remarks = [], []
 
     def records():
-        for position, (record, seconds, notes) in enumerate(_in_order(pool, conversion.encode, items)):
+        for position, (record, notes) in enumerate(_in_order(pool, conversion.encode, items)):
             if record is None:
                 broken.append((position, notes))
             else:
-                start = time.perf_counter()
                 yield record
-                stages["write"] += time.perf_counter() - start  # the consumer has written the record by now
-                stages.update(seconds)
                 remarks.extend((text, str(items[position]["photo"]), list(counts)) for text, counts in notes)
             bar.update()
         if broken and not (conversion.skip_broken and len(broken) < len(items)):
@@ -434,7 +416,7 @@ def _write_items(conversion, path, items, *, pool, bar):
     with contextlib.suppress(_Incomplete):
         tfrecord.write_shard(path, records())
         size, digest = file_digest(path)
-    return WrittenShard(path, size, digest, seconds=stages, broken=broken, remarks=remarks)
+    return WrittenShard(path, size, digest, broken=broken, remarks=remarks)
 
 
 def _in_order(pool, encode, items):
@@ -453,10 +435,10 @@ def _in_order(pool, encode, items):
 
 
 def _encoded(encode, item):
-    """(record, seconds of each stage, remarks) of an item, or (None, {}, error message)."""
+    """(record, remarks) of an item, or (None, error message)."""
     try:
-        fields, seconds, remarks = encode(item)
-        return tfrecord.encode_example(fields), seconds, remarks
+        fields, remarks = encode(item)
+        return tfrecord.encode_example(fields), remarks
     except Exception as error:  # an exception of any library means that the image is broken
         odd = f"it or its labels cannot be converted ({type(error).__name__}: {first_line(error)})"
-        return None, {}, str(error) if isinstance(error, InputError) else f"{item.get('photo', 'a pair')}: {odd}"
+        return None, str(error) if isinstance(error, InputError) else f"{item.get('photo', 'a pair')}: {odd}"
