@@ -37,8 +37,7 @@ def nuclei():
 def test_import_is_lazy_and_silent():
     """`import axial` prints nothing and imports no TensorFlow, NumPy or gin. The error names a wrong attribute."""
     text = (
-        "import sys, axial, axial.layers, axial.models\n"
-        "assert 'AxialAttention' in dir(axial.layers)\n"
+        "import sys, axial, axial.models\n"
         "assert not {'tensorflow', 'tf_keras', 'numpy', 'gin'} & set(sys.modules)\n"
         "try:\n"
         "    axial.laod\n"
