@@ -75,7 +75,6 @@ def evaluate(
     predictions: Callable[[Iterable[dict]], Iterable[tuple[dict, dict]]],
     metrics: Metrics,
     total: int | None = None,
-    watch: Callable[[dict, Any], None] | None = None,
 ) -> dict:
     """Scores a stream of examples. Returns `metrics.result()`. Only `metrics` takes more memory for more examples.
 
@@ -84,12 +83,9 @@ def evaluate(
         predictions: function that takes the examples and yields (example, prediction).
         metrics: the task's `Metrics`, to which the examples are added.
         total: number of examples, for the progress bar.
-        watch: function that is called with each example and its decoded prediction.
     """
     for example, prediction in progress(predictions(examples), "evaluate", total=total, unit="photo", leave=False):
-        decoded = metrics.update(example, prediction)
-        if watch:
-            watch(example, decoded)
+        metrics.update(example, prediction)
     return metrics.result()
 
 

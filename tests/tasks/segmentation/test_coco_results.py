@@ -26,14 +26,20 @@ def examples(sample_dir):
     return list(PANOPTIC.examples(sample_dir, "val2017", COCO))
 
 
+def score_and_write(examples, predictions, writer):
+    """Writes predictions, and returns their scores."""
+    metrics = PanopticMetrics(COCO)
+    for example, prediction in predictions(examples):
+        writer.add(example, metrics.update(example, prediction))
+    writer.close()
+    return metrics.result()
+
+
 @pytest.fixture(scope="module")
 def written(examples, tmp_path_factory):
     """(folder of the `shifted` predictions in COCO's format, scores of these predictions)."""
     folder = tmp_path_factory.mktemp("results")
-    results = CocoPredictionWriter(str(folder), COCO, "val2017")
-    scores = evaluate(examples, shifted, PanopticMetrics(COCO), watch=results.add)
-    results.close()
-    return folder, scores
+    return folder, score_and_write(examples, shifted, CocoPredictionWriter(str(folder), COCO, "val2017"))
 
 
 def read(folder, sample_dir):
@@ -56,8 +62,7 @@ def unsure(examples):
 def test_reading_gives_all_scores_of_a_prediction_that_is_not_its_segments(examples, sample_dir, tmp_path, capsys):
     """The files contain the segments' scores for AP, and the class of each pixel before the grouping for mIoU."""
     results = CocoPredictionWriter(str(tmp_path), COCO, "val2017", sample_dir)
-    scores = evaluate(examples, unsure, PanopticMetrics(COCO), watch=results.add)
-    results.close()
+    scores = score_and_write(examples, unsure, results)
     assert evaluate(examples, read(tmp_path, sample_dir), PanopticMetrics(COCO)) == scores
     assert not capsys.readouterr().out
     shutil.rmtree(tmp_path / "semantic_val2017")
