@@ -11,7 +11,7 @@ from axial.data.files import find_photos, read_photo
 from axial.data.objects import read_objects
 from axial.data.preprocess import SCALE
 from axial.data.specs import DatasetSpec
-from axial.errors import InputError
+from axial.errors import InputError, named
 from axial.models.base import Network
 from axial.recipes import configuration
 from axial.serving.predictor import Predictor, check_length
@@ -173,10 +173,8 @@ def _result(predictor, item):
     if predictor.evaluator.takes == "text" or not isinstance(item, str):
         return Result.of(predictor, item)
     image, stored = read_photo(item, predictor.spec.levels)
-    try:
+    with named(item):  # the photo's size may not suit the scale, or there are too many instances
         return Result.of(predictor, image, item, stored)
-    except InputError as error:  # the photo's size does not suit the scale, or there are too many instances
-        raise InputError(f"{item}: {error}") from None
 
 
 def _checked_photo(where, photo):

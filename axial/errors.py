@@ -1,5 +1,6 @@
 """The package's exceptions, suggestions for misspelled names, and commands that install missing packages."""
 
+import contextlib
 import difflib
 import importlib.metadata
 import importlib.util
@@ -31,6 +32,15 @@ class InputError(ValueError):
         if message.startswith("in user code:"):
             message = message.rstrip().splitlines()[-1].strip().removeprefix(f"{type(self).__name__}: ")
         return bounded(message)
+
+
+@contextlib.contextmanager
+def named(where):
+    """A context that puts `where`, such as the path of a file, before the message of an InputError."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
 
 
 def bounded(message):

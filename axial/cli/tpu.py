@@ -26,7 +26,7 @@ from axial.cloud import bucket
 from axial.cloud.engines import ENGINES, Request
 from axial.cloud.node import describe
 from axial.cloud.runs import Run
-from axial.errors import InputError
+from axial.errors import InputError, named
 from axial.io.gfile import check_plain, is_remote
 from axial.io.read import read_json
 from axial.io.schemas import STATUS, RunStatus
@@ -129,10 +129,8 @@ def _training(slice_, given):
     configuration.bind(recipe)
     training = configuration.build("TrainingConfig")
     replicas = replicas_of(f"{slice_.generation}:{slice_.topology}", training.partitions)
-    try:
+    with named(f"--slice={slice_.name}"):
         check_batch(training, replicas, row=configuration.query("TextData.lengths", (1,))[-1])
-    except InputError as error:
-        raise InputError(f"--slice={slice_.name}: {error}") from None
     return training, replicas
 
 

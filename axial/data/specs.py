@@ -17,7 +17,6 @@ label_divisor and ignore are optional too; see `DatasetSpec`.
 import base64
 import collections
 import colorsys
-import contextlib
 import dataclasses
 import functools
 import os
@@ -29,21 +28,12 @@ import msgspec
 import numpy as np
 
 from axial.data.levels import DEPTH
-from axial.errors import InputError, nearest
+from axial.errors import InputError, named, nearest
 from axial.io import gfile, schemas
 from axial.io.check import shortened
 from axial.io.paths import inside
 from axial.io.read import LARGEST_TEXT, convert, first_line, read_json, read_yaml
 from axial.io.schemas import Category, Color, Strict, Text
-
-
-@contextlib.contextmanager
-def named_file(path):
-    """Puts the path of a file before the message of an InputError raised within."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
 
 
 class _AnySpec(Strict, kw_only=True):
@@ -170,7 +160,7 @@ class DatasetSpec:
         """
         fields = {k: tuple(v) if isinstance(v, list) else v for k, v in msgspec.structs.asdict(spec).items()}
         languages, vocabulary = fields.pop("languages"), fields.pop("vocabulary")
-        with named_file(path):
+        with named(path):
             return TextSpec(spec.name, languages, vocabulary) if vocabulary else cls(**fields)
 
     @classmethod
@@ -178,7 +168,7 @@ class DatasetSpec:
         """Reads the spec in a user's YAML file. Raises InputError."""
         content = read_yaml(path, SpecFile)
         rows = content.classes
-        with named_file(path):
+        with named(path):
             return cls(
                 name=content.name,
                 class_names=tuple(row.name for row in rows),
@@ -399,7 +389,7 @@ def json_spec(input_dir, splits):
             field = "name" if row.name is None else "isthing"
             raise InputError(f"--spec=json: {path}: category {row.id}: is missing the field {field}")
     colors = [row.color for row in rows]
-    with named_file(f"--spec=json: {path}"):
+    with named(f"--spec=json: {path}"):
         return DatasetSpec(
             name=os.path.basename(os.path.abspath(input_dir)) or "json",
             class_names=tuple(str(row.name) for row in rows),

@@ -6,7 +6,7 @@ import typing
 
 import tensorflow as tf
 
-from axial.errors import InputError, nearest
+from axial.errors import InputError, named, nearest
 from axial.io.check import BelowOne, Checked, Name, shortened
 from axial.io.read import first_line
 from axial.layers import device
@@ -72,10 +72,8 @@ def build_model(name: str, num_classes: int, norm: Norm = BatchNormConfig(), **c
             raise InputError(
                 f"model {name!r} has no argument {argument!r}{nearest(argument, accepted)}: {', '.join(accepted)}"
             )
-    try:
+    with named(f"model {name!r}"):
         return variant.build(num_classes, norm, changes)
-    except InputError as error:
-        raise InputError(f"model {name!r}: {error}") from None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from axial.data.preprocess import SCALE
 from axial.data.specs import DatasetSpec, Spec, StoredSpec, field_difference
-from axial.errors import InputError
+from axial.errors import InputError, named
 from axial.io.read import convert, decode_json, first_line, read_file
 from axial.io.schemas import Count, Strict, Struct, Text
 from axial.io.write import write_bytes
@@ -234,10 +234,8 @@ def restore_tensors(model: Model, path: str, name: str, spec: Spec) -> None:
 
 def assign_tensors(model: Model, path: str, arrays: dict[str, np.ndarray]) -> None:
     """Assigns a file's arrays by `assign_weights`. An InputError names the file."""
-    try:
+    with named(path):
         assign_weights(model, arrays)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
 
 
 def weights_digest(arrays: dict[str, np.ndarray]) -> str:
