@@ -15,7 +15,7 @@ from axial.data.streams import decode_photo
 from axial.data.tfrecord import photo_name
 from axial.errors import InputError
 from axial.io import schemas
-from axial.io.check import BelowOne, Checked, Fraction, Name, Natural, NonNegative, Scale, Share, Size, check_range
+from axial.io.check import BelowOne, Checked, Name, Natural, NonNegative, Scale, Share, Size, check_range
 from axial.io.show import percent, plain
 from axial.io.write import write_json
 from axial.models.outputs import LOGITS
@@ -29,7 +29,7 @@ POLICIES = ("none", "autoaugment", "randaugment")
 class ClassificationData(Checked):
     """Splits, crops and augmentation of a classifier's input pipeline.
 
-    Crops and flips depend only on the seed, so a resumed run repeats them. The policy, mixup, cutmix and erasing are
+    Crops and flips depend only on the seed, so a resumed run repeats them. The policy, mixup and cutmix are
     tf-models-official's. They draw from TensorFlow's global random generators, so a resumed run does not repeat them.
 
     Attributes:
@@ -42,7 +42,6 @@ class ClassificationData(Checked):
         shuffle: size of the shuffle buffer, in records; 0 keeps the order of the files.
         policy: augmentation policy: 'none', 'autoaugment' or 'randaugment'.
         mixup, cutmix: alpha of the Beta distribution; 0 to disable. If both are set, each batch uses one at random.
-        erase: probability of random erasing.
     """
 
     train_split: Name
@@ -56,7 +55,6 @@ class ClassificationData(Checked):
     policy: typing.Literal[POLICIES] = "none"
     mixup: NonNegative = 0.0
     cutmix: NonNegative = 0.0
-    erase: Fraction = 0.0
 
     def __post_init__(self):
         super().__post_init__()
@@ -90,8 +88,6 @@ def training_crop(record, seed, data):
         policy = augment.AutoAugment() if data.policy == "autoaugment" else augment.RandAugment()
         image = tf.cast(policy.distort(tf.cast(tf.round(image), tf.uint8)), tf.float32)
     image = image / 127.5 - 1
-    if data.erase:
-        image = augment.RandomErasing(data.erase).distort(image)
     return {"image": tf.ensure_shape(image, [*data.image, 3]), "label": tf.cast(record["image/class"], tf.int32)}
 
 

@@ -34,7 +34,7 @@ def test_labels_belong_to_the_photos(colours_dir):
     "options",
     [
         pytest.param(dict(policy="randaugment"), marks=pytest.mark.slow),
-        *(dict(mixup=0.2), dict(cutmix=1.0), dict(erase=1.0)),
+        *(dict(mixup=0.2), dict(cutmix=1.0)),
     ],
     ids=str,
 )
@@ -44,13 +44,7 @@ def test_options(colours_dir, options):
     assert changed["image"].shape == plain["image"].shape
     assert not np.allclose(changed["image"], plain["image"], atol=1e-3)
     np.testing.assert_allclose(changed["label"].numpy().sum(1), 1, atol=1e-6)
-    pixels = changed["image"].numpy()
-    if "erase" in options:  # the pixels are standard normal noise, within five standard errors
-        erased = pixels[pixels != plain["image"].numpy()]
-        assert erased.size > 100 and abs(erased.mean()) < 5 / erased.size**0.5
-        assert abs(erased.std() - 1) < 5 / (2 * erased.size) ** 0.5
-    else:
-        assert abs(pixels).max() <= 1
+    assert abs(changed["image"].numpy()).max() <= 1
 
 
 @pytest.mark.parametrize("size", [(16, 24), (24, 16), (16, 16)])
