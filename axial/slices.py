@@ -153,15 +153,11 @@ def default_runtime(slice_):
     return f"tpu-vm-tf-{TENSORFLOW_RUNTIME}{'-pod' if slice_.hosts > 1 else ''}-pjrt"
 
 
-def supported_runtimes(slice_):
-    """TPU software versions that axial supports: one with TensorFlow, and one on which axial installs TensorFlow."""
-    return default_runtime(slice_), slice_.kind.base
-
-
 def check_runtime(slice_, runtime):
     """Raises InputError if a TPU software version does not suit the slice, or axial does not run on it."""
     oldest, newest = (".".join(map(str, v)) for v in (OLDEST_TENSORFLOW, NEWEST_TENSORFLOW))
-    expected = f"expected {' or '.join(supported_runtimes(slice_))} ({RUNTIMES_PAGE})"
+    # The first has TensorFlow; on the second one axial installs it.
+    expected = f"expected {default_runtime(slice_)} or {slice_.kind.base} ({RUNTIMES_PAGE})"
     version = tensorflow_of(runtime)
     if version is None and (runtime.startswith("tpu-vm-tf") or not re.fullmatch(r"[a-z0-9][a-z0-9.-]{2,62}", runtime)):
         raise InputError(f"--runtime={runtime}: not the name of a TPU software version; {expected}")

@@ -142,9 +142,5 @@ def _canvas(check):
     longer = max(height, width)
     target = longer * SMALL / np.percentile(sides, 25) if len(sides) else SHORT
     target = min(max(target, SHORT), LONG, longer)
-    return tuple(_on_grid(side * target / longer) for side in (height, width))
-
-
-def _on_grid(side):
-    """The nearest 16 k + 1, at least 65: the output stride 16 and all smaller strides divide this side minus 1."""
-    return max(16 * round((side - 1) / 16) + 1, 65)
+    # The nearest 16 k + 1, at least 65: the output stride 16 and all smaller strides divide such a side minus 1.
+    return tuple(max(16 * round((side * target / longer - 1) / 16) + 1, 65) for side in (height, width))

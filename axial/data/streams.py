@@ -80,14 +80,11 @@ def training_stream(data_dir, split, spec, example, *, stream, shuffle, labels="
         finish: function applied to each batch; None for no function.
 
     Raises:
-        InputError: the data set is missing, damaged or empty, or has another spec or schema; the replicas cannot divide
-            the batch equally.
+        InputError: the data set is missing, damaged or empty, or has another spec or schema.
     """
     manifest = tfrecord.read_manifest(data_dir, split)
     check_spec(manifest, spec, data_dir, labels)
     host, batch, replicas = 0 if stream.service else stream.host[0], stream.batch, stream.replicas
-    if batch % replicas:
-        raise InputError(f"batch {batch} cannot be shared by {replicas} replicas")
     if manifest["permutation"] is None and 0 < shuffle < manifest["examples"]:
         where = f"{data_dir}: {split!r} has the order that an older version wrote"
         say(f"{where}: neighbours may be alike; axial-convert to a new folder permutes the records", error=True)

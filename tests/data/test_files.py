@@ -77,7 +77,7 @@ def test_photos_of_every_format_and_mode_become_ones_that_tensorflow_decodes():
 def test_what_pillow_reads_but_training_does_not_is_broken():
     data = encoded(picture("RGB"), "PNG")[:-16] + bytes(8) + b"IEND\xaeB`\x82"  # ends in a wrong checksum
     open_image("photo.png", data)
-    for read_it in (photo_fields, lambda path, png: checked_labels(path, png, None, [], spec=COCO)):
+    for read_it in (photo_fields, lambda path, png: checked_labels(path, None, [], spec=COCO, png=png)):
         with pytest.raises(InputError, match=r"^photo.png: damaged, .* does not decode it: Invalid PNG data.*PNG$"):
             read_it("photo.png", data)
 

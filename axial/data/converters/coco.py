@@ -125,7 +125,7 @@ def panoptic_items(path, photos, labels, spec):
     for image, item in zip(annotated, items):
         annotation, size = annotations[image.id], (image.width, image.height)
         png = png_of[annotation.file_name]
-        read = functools.partial(read_panoptic_labels, png, size, annotation.segments_info, spec)
+        read = functools.partial(checked_labels, png, size, annotation.segments_info, spec=spec)
         item |= {"labels": read, "label_files": [png]}
     return dict(zip((image.id for image in annotated), items)), data
 
@@ -150,26 +150,22 @@ def _unlabelled_items(path, photos):
     return photo_items(sorted(content.images, key=lambda image: image.id), photo_of), data
 
 
-def read_panoptic_labels(path, size, segments, spec):
-    """`Labels` of a panoptic PNG and its segments_info. See `checked_labels` for the arguments."""
-    return checked_labels(path, read_file(path), size, segments, spec=spec)
-
-
-def checked_labels(path, png, size, segments, *, spec):
-    """`Labels` from the bytes of a panoptic PNG.
+def checked_labels(path, size, segments, *, spec, png=None):
+    """`Labels` of a panoptic PNG and its segments_info.
 
     An RGB PNG keeps its bytes, unless the spec ignores one of its segments. The order of `segments` is kept.
 
     Args:
-        path: path of the PNG, for messages.
-        png: bytes of the PNG.
+        path: path of the PNG.
         size: expected (width, height); None for any.
         segments: `schemas.Segment`s.
         spec: `DatasetSpec`.
+        png: bytes of the PNG; by default, they are read from `path`.
 
     Raises:
         InputError: the PNG is cut short or has a lossy format, or its size or segments differ from the JSON's.
     """
+    png = read_file(path) if png is None else png
     label = open_label(path, png)
     if size and label.size != size:
         raise InputError(f"{path}: {label.size[0]}x{label.size[1]} pixels, the JSON says {size[0]}x{size[1]}")

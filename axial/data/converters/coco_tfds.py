@@ -83,7 +83,7 @@ class _Reader:
             for identity, label, crowd in zip(*columns)
         ]
         png = example["panoptic_image"].numpy()
-        return example["image"].numpy(), checked_labels(photo, png, None, segments, spec=self.spec)
+        return example["image"].numpy(), checked_labels(photo, None, segments, spec=self.spec, png=png)
 
 
 def record_fields(path, names):

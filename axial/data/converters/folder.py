@@ -34,7 +34,7 @@ from axial.data.labels import labels_of, read_ids, read_panoptic, same_size, seg
 from axial.data.specs import check_categories
 from axial.errors import InputError, nearest
 from axial.io import gfile, schemas
-from axial.io.read import read_file, read_json
+from axial.io.read import read_json
 from axial.io.show import counted, say
 
 FOLDERS = {  # kind of image -> names of its folder
@@ -203,4 +203,4 @@ def _read_predicted(png, path, spec):
     rows = read_json(path, schemas.Predicted)[1].segments
     check_categories(path, [schemas.CategoryRow(row.category_id, row.name, row.thing) for row in rows], spec)
     check_annotations(path, [schemas.Annotation(0, png, rows)], spec, {*spec.category_ids, *spec.ignored_ids})
-    return checked_labels(png, read_file(png), None, rows, spec=spec)
+    return checked_labels(png, None, rows, spec=spec)

@@ -4,7 +4,6 @@ import functools
 
 import tensorflow as tf
 
-from axial.layers import random
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import run_block
 from axial.layers.configured import Layer
@@ -43,7 +42,6 @@ class XceptionBlock(Layer):
         name=None,
     ):
         super().__init__(name=name)
-        random.check_rate("drop_path", drop_path)
         self.relu_after, self.drop_path, self.recompute = shortcut is None, drop_path, recompute
         conv = functools.partial(SeparableConv, kernel=3, norm=norm, dilation=dilation, inner_norm=True)
         conv = functools.partial(conv, relu=self.relu_after)

@@ -51,7 +51,7 @@ def test_segments_keep_the_order_of_the_json(ignored):
     ids = stripes(4, 8, [0, 5, 7, 9, 70000])
     categories = {9: PERSON, 5: PERSON, 70000: SKY, 7: GRASS}
     segments = [schemas.Segment(id=i, category_id=category) for i, category in categories.items()]
-    labels = checked_labels("a.png", encode_rgb(colors_of(ids)), (8, 4), segments, spec=spec)
+    labels = checked_labels("a.png", (8, 4), segments, spec=spec, png=encode_rgb(colors_of(ids)))
     kept = [i for i, category in categories.items() if category != ignored]
     assert [identity for identity, *_ in labels.segments] == kept
     expected = sum(number * (ids == identity) for number, identity in enumerate(kept, 1))
