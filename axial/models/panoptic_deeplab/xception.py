@@ -54,13 +54,10 @@ class XceptionBlock(Layer):
 
     def call(self, x, training=False):
         training = training and self.trainable
-
-        def run(x, *keep_mask):
-            return self._run(x, training, *keep_mask)
-
+        run = functools.partial(self._run, training=training)
         return run_block(self, run, x, training=training, built=self.convs[-1].built)
 
-    def _run(self, x, training, keep_mask=None):
+    def _run(self, x, keep_mask=None, *, training):
         """The block's output. `keep_mask` [N, 1, 1, 1] multiplies the branch."""
         branch = x
         for conv in self.convs:

@@ -214,22 +214,19 @@ class Translator(Unfolded, Network):
         cache = self.backbone.new_cache(memory, mask, length)
         constants = self.backbone.constants(length, source.shape[1])
 
-        def step(ids, index, cache):
-            x, cache = self.backbone.step(self._embed(ids, index), index, cache, constants)
-            logits = tf.cast(self._logits(x)[:, 0], tf.float32)  # the search has float32 scores
-            return logits + tf.one_hot(0, self.num_classes, -1e6, 0.0), cache  # padding is never predicted
-
         dtypes = tf.nest.map_structure(lambda x: x.dtype, cache)
 
-        def float32_step(ids, index, cache):  # the beam search needs a cache of one dtype
-            logits, cache = step(ids, index, tf.nest.map_structure(tf.cast, cache, dtypes))
-            return logits, _float32(cache)
+        def step(ids, index, cache):  # the beam search needs float32 scores, and a cache of one dtype
+            cache = tf.nest.map_structure(tf.cast, cache, dtypes)
+            x, cache = self.backbone.step(self._embed(ids, index), index, cache, constants)
+            logits = tf.cast(self._logits(x)[:, 0], tf.float32)
+            return logits + tf.one_hot(0, self.num_classes, -1e6, 0.0), _float32(cache)  # padding is never predicted
 
         from official.nlp.modeling.ops.beam_search import sequence_beam_search
 
         start = tf.zeros([source.shape[0]], tf.int32)
         ids, scores = sequence_beam_search(
-            float32_step,
+            step,
             start,
             _float32(cache),
             self.num_classes,
