@@ -6,7 +6,6 @@ needs, and the classes of pixels before the grouping, which mIoU needs. So axial
 """
 
 import os
-import tempfile
 import zipfile
 
 import numpy as np
@@ -131,15 +130,10 @@ class StoredPredictions:
         self._by_image = {a.image_id: a for a in annotations}
         if not (folder and tf.io.gfile.isdir(folder)):
             raise InputError(f"--results_dir={folder or ''}: expected the folder of the PNGs that {path} names")
-        names = photo_names(data_dir, split)
-        missing = [f"{number} ({name})" for number, name in names.items() if self._annotation(number, name) is None]
-        if missing:
-            raise InputError(
-                f"{path}: no prediction of {len(missing)} of the split's {len(names)} images, first image {missing[0]}"
-            )
-        missing = missing_files(folder, {a.file_name for a in annotations}, f"{path}: annotations: file_name")
-        if missing:
-            raise InputError(f"{folder}: lacks {len(missing)} of the PNGs that {path} names, first {missing[0]}")
+        names, files = photo_names(data_dir, split), {a.file_name for a in annotations}
+        predicted = {number: name for number, name in names.items() if self._annotation(number, name)}
+        check_complete(path, _descriptions(names), _descriptions(predicted))
+        check_complete(folder, files, files - set(missing_files(folder, files, f"{path}: annotations: file_name")))
         maps = {a.semantic for a in annotations if a.semantic}
         self._maps = maps.difference(missing_files(self._beside, maps, f"{path}: annotations: semantic"))
         if without := sum(a.semantic not in self._maps for a in annotations):
@@ -321,22 +315,27 @@ def zip_coco_results(results_dir, split, data_dir, output_dir, algorithm="axial"
     annotations = content.annotations
     check_unique(source, "annotations: image_id", (a.image_id for a in annotations))
     names, image_ids = photo_names(data_dir, split), {a.image_id for a in annotations}
-    descriptions = {number: f"{name} (image {number})" for number, name in names.items()}
-    check_complete(source, descriptions.values(), {descriptions[number] for number in descriptions.keys() & image_ids})
+    check_complete(source, _descriptions(names), _descriptions({n: names[n] for n in names.keys() & image_ids}))
     folder, what = inside(results_dir, f"panoptic_{split}", "--split"), f"{source}: annotations: file_name"
     files = [a.file_name for a in annotations]
     check_complete(folder, files, set(files) - set(missing_files(folder, files, what)))
-    with tempfile.NamedTemporaryFile(suffix=".zip") as local:
-        with zipfile.ZipFile(local, "w", zipfile.ZIP_STORED) as archive:
+
+    def write(temporary):
+        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
             archive.writestr(f"{title}.json", data)
-            for annotation in annotations:
-                name = inside(folder, annotation.file_name, what)
+            for file in files:
+                name = inside(folder, file, what)
                 png = read_file(name)
                 open_image(name, png)
-                archive.writestr(f"{title}/{annotation.file_name}", png)
-        local.flush()
-        write_whole(path, lambda temporary: tf.io.gfile.copy(local.name, temporary, True))
+                archive.writestr(f"{title}/{file}", png)
+
+    write_whole(path, write)
     return path
+
+
+def _descriptions(names):
+    """Set of texts that describe photos for messages, from a dict of `photo_names`."""
+    return {f"{name} (image {number})" for number, name in names.items()}
 
 
 def check_complete(where, expected, present):
