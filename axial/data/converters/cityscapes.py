@@ -23,9 +23,8 @@ from axial.data.files import (
 )
 from axial.data.labels import labels_of, read_ids, segment
 from axial.data.specs import CITYSCAPES
-from axial.errors import InputError, nearest
+from axial.errors import InputError
 
-LABELS = ("gtFine", "gtCoarse")
 NO_CITIES = "files, not folders of cities"
 # Cities of the official release. A split with some of them must have all, unless `partial` is set.
 CITIES = {
@@ -48,15 +47,13 @@ def cityscapes_items(input_dir, split, spec=CITYSCAPES, labels="gtFine", *, part
         input_dir: folder with leftImg8bit and the label folders.
         split: 'train', 'val' or 'test'; with gtCoarse also 'train_extra'.
         spec: `DatasetSpec` of Cityscapes' ids. If it has no things, labelIds are read instead of instanceIds.
-        labels: one of `LABELS`.
+        labels: 'gtFine' or 'gtCoarse'.
         partial: whether cities of the official release may be missing.
 
     Raises:
         InputError: a folder or split is missing; the official split lacks a city; a photo has no labels, or labels have
             no photo.
     """
-    if labels not in LABELS:
-        raise InputError(f"no labels are called {labels!r}{nearest(labels, LABELS)}: {', '.join(LABELS)}")
     folder = split_folder(os.path.join(input_dir, "leftImg8bit"), split)
     kind = "instanceIds" if any(spec.things) else "labelIds"
     photos = _frames(folder, "_leftImg8bit", PHOTOS)

@@ -39,8 +39,6 @@ def coco_items(input_dir, split, spec=COCO):
     Raises:
         InputError: a folder or file is missing (the message names the nearest split); see also `panoptic_items`.
     """
-    if not tf.io.gfile.isdir(input_dir):
-        raise InputError(f"{input_dir}: no such folder")
     folder = os.path.join(input_dir, "annotations")
     path = inside(folder, f"image_info_{split}.json", "--split")
     if tf.io.gfile.exists(path):

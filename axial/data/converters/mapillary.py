@@ -48,8 +48,6 @@ def mapillary_spec(input_dir, version):
         InputError: there is no configuration, or it has another number of labels.
     """
     count, _ = VERSIONS[version]
-    if not tf.io.gfile.isdir(input_dir):
-        raise InputError(f"{input_dir}: no such folder")
     names = [f"config_{version}.json", "config.json"]
     paths = [path for path in (os.path.join(input_dir, n) for n in names) if tf.io.gfile.exists(path)]
     if not paths:

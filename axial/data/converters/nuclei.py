@@ -21,10 +21,10 @@ import tensorflow as tf
 
 from axial.data.convert import convert_sample
 from axial.data.converters.folder import folder_items
-from axial.data.files import PHOTOS, by_name, folders_in, labelled_items, list_folder
+from axial.data.files import PHOTOS, by_name, folders_in, labelled_items, list_folder, split_folder
 from axial.data.labels import labels_of, read_ids, same_size, segment
 from axial.data.specs import NUCLEI
-from axial.errors import InputError, nearest
+from axial.errors import InputError
 from axial.io.images import open_image, upright
 from axial.io.paths import inside
 from axial.io.read import check_unique, read_file, read_text
@@ -61,19 +61,13 @@ def nuclei_items(input_dir, split, spec=NUCLEI):
 
 def _folders(input_dir, split):
     """Paths of the folders of a split's photos. Raises InputError; see `nuclei_items`."""
-    here = list_folder(input_dir)
-    if f"{split}.txt" in here:
+    if f"{split}.txt" in list_folder(input_dir):
         path = os.path.join(input_dir, f"{split}.txt")
         lines = enumerate(read_text(path).splitlines(), 1)
         folders = [inside(input_dir, line.strip(), f"{path}: line {number}") for number, line in lines if line.strip()]
         check_unique(path, "the photo", map(os.path.basename, folders))
         return folders
-    if split not in here:
-        folders = [name for name in here if tf.io.gfile.isdir(os.path.join(input_dir, name))]
-        splits = sorted([*folders, *(name.removesuffix(".txt") for name in here if name.endswith(".txt"))])
-        has = f"the splits here are {', '.join(splits)}{nearest(split, splits)}" if splits else "the folder is empty"
-        raise InputError(f"{os.path.join(input_dir, split)}: no such folder, and no list {split}.txt; {has}")
-    path = os.path.join(input_dir, split)
+    path = split_folder(input_dir, split)
     return [os.path.join(path, name) for name in folders_in(path, "files, not folders")]
 
 

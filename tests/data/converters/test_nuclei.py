@@ -176,7 +176,7 @@ BAD = [
     (lambda release: shutil.rmtree(release.photos), "f00d/images: no such folder"),
     (
         lambda release: (release.root / "stage1_train").rename(release.root / "stage1"),
-        r"stage1_train: no such folder, and no list stage1_train.txt; .*did you mean 'stage1'",
+        r"stage1_train: no such folder; .*did you mean 'stage1'",
     ),
     (no_masks, "f00d/masks: no masks; expected one for each nucleus"),
     (lambda release: release.write_mask("2.png", nuclei() > 4), "masks/2.png: an empty mask"),
