@@ -21,6 +21,7 @@ from tf_keras.src.saving.serialization_lib import SafeModeScope
 from axial.errors import InputError
 from axial.io.show import say
 from axial.layers import options
+from axial.layers.context import holds
 
 # The entries that tf_keras adds to a layer's config, and the argument `weights` (initial weights), which it leaves out.
 _COMMON = ("name", "trainable", "dtype", "batch_input_shape", "weights")
@@ -57,11 +58,8 @@ class _Policies(type):
     def __call__(cls, *args, dtype=None, **kwargs):
         if dtype is None and _dtype.get() is None:
             _tell_type(keras.mixed_precision.global_policy().name)
-        token = _dtype.set(_dtype.get() if dtype is None else dtype)
-        try:
+        with holds(_dtype, _dtype.get() if dtype is None else dtype):
             return super().__call__(*args, **kwargs)
-        finally:
-            _dtype.reset(token)
 
 
 class Configured(metaclass=_Policies):

@@ -16,6 +16,7 @@ from axial.errors import InputError, pip_install
 from axial.io import metadata
 from axial.io.check import check_choice
 from axial.io.show import say
+from axial.layers.context import holds
 
 # The backends of attention. 'auto' chooses 'cpu' or 'xla' by the device. 'kernel' uses Pallas kernels on a TPU if the
 # kernels support the layer. Otherwise 'kernel' equals 'auto', with a warning on a TPU without the extra `kernel`.
@@ -137,14 +138,9 @@ def import_kernels(name):
     return importlib.import_module(name)
 
 
-@contextlib.contextmanager
 def portable():
-    """Graphs traced in this context use the implementations for accelerators, which are plain products and sums."""
-    token = _PORTABLE.set(True)
-    try:
-        yield
-    finally:
-        _PORTABLE.reset(token)
+    """A context in which traced graphs use the implementations for accelerators, which are plain products and sums."""
+    return holds(_PORTABLE, True)
 
 
 def local_replicas(strategy):

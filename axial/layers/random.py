@@ -3,20 +3,19 @@
 XLA must compile the step in both runs or in neither, because XLA draws different numbers from the same key.
 """
 
-import contextlib
 import contextvars
 
 import tensorflow as tf
 
 from axial.errors import InputError
+from axial.layers.context import holds
 from axial.layers.precision import wide
 
 _source = contextvars.ContextVar("source", default=None)
 
 
-@contextlib.contextmanager
 def seeded(seed, step, replica):
-    """Within this context, the random numbers of layers depend only on the arguments and on whether XLA compiles.
+    """A context in which the random numbers of layers depend only on the arguments and on whether XLA compiles.
 
     Args:
         seed: int.
@@ -26,11 +25,7 @@ def seeded(seed, step, replica):
     key = tf.random.experimental.stateless_fold_in([seed, 2], tf.cast(step, tf.int32))
     key = tf.random.experimental.stateless_fold_in(key, tf.cast(replica, tf.int32))
     key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=key)
-    token = _source.set({"key": key, "counter": counter, "draws": 0})
-    try:
-        yield
-    finally:
-        _source.reset(token)
+    return holds(_source, {"key": key, "counter": counter, "draws": 0})
 
 
 def uniform(shape):

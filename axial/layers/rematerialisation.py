@@ -1,9 +1,10 @@
 """Rematerialisation (gradient checkpointing): the backward pass recomputes activations that are not stored."""
 
-import contextlib
 import contextvars
 
 import tensorflow as tf
+
+from axial.layers.context import holds
 
 # What the backward pass recomputes: nothing, the softmax of every attention layer, or whole residual blocks.
 RECOMPUTE = ("none", "softmax", "block")
@@ -16,14 +17,9 @@ def are_statistics_kept():
     return _kept.get()
 
 
-@contextlib.contextmanager
 def statistics_kept():
-    """Within this context, training does not update moving statistics."""
-    token = _kept.set(True)
-    try:
-        yield
-    finally:
-        _kept.reset(token)
+    """A context in which training does not update moving statistics."""
+    return holds(_kept, True)
 
 
 def rematerialised(function, *inputs):
@@ -36,8 +32,8 @@ def rematerialised(function, *inputs):
 
     def run(*inputs):
         calls.append(len(calls))
-        once = statistics_kept() if calls[-1] > 0 else contextlib.nullcontext()
-        with once, tf.name_scope(f"{scope}/" if scope else ""):  # the backward pass has another scope
+        kept = holds(_kept, _kept.get() or calls[-1] > 0)
+        with kept, tf.name_scope(f"{scope}/" if scope else ""):  # the backward pass has another scope
             return function(*inputs)
 
     return tf.recompute_grad(run)(*inputs)
