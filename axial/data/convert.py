@@ -29,6 +29,7 @@ import contextlib
 import dataclasses
 import hashlib
 import itertools
+import operator
 import os
 import time
 import typing
@@ -292,13 +293,8 @@ def _kept(conversion, earlier, plan, order):
         return {}
     path = conversion.manifest if earlier.shards else conversion.plan
     now, reasons = convert(f"{path}: ", plan, tfrecord.Plan), dict(earlier.left_out)
-    same = (earlier.spec, earlier.split, earlier.source, earlier.labels) == (
-        now.spec,
-        now.split,
-        now.source,
-        now.labels,
-    )
-    if not same or earlier.examples + len(reasons) != now.examples:
+    input_of = operator.attrgetter("spec", "split", "source", "labels")
+    if input_of(earlier) != input_of(now) or earlier.examples + len(reasons) != now.examples:
         raise InputError(
             f"{path}: this folder holds {conversion.split!r} made from other input or with other "
             "--shards; choose another --output_dir or delete its files"
