@@ -6,7 +6,7 @@ import typing
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.spatial_attention.attended import SPATIAL, AttendedMiddle, Mechanism
 from axial.layers.spatial_attention.deformable_conv import FORMS, MODULATIONS
-from axial.models.resnet.network import PIXELS, ResNet, ResNetOptions, base_filters
+from axial.models.resnet.network import ResNet, ResNetOptions, base_filters
 
 STAGES = 4
 
@@ -22,7 +22,6 @@ class AttendedResNetOptions(ResNetOptions):
         spatial_stages: number of stages, counted from the last, whose 3x3 convolutions have the kind `spatial`.
         modulation, form: see `DeformableConv`.
         stride_first: see `Bottleneck`. The weights of tf_keras.applications need True.
-        pixels: normalisation of the photo, one of `PIXELS`.
     """
 
     mechanism: Mechanism = Mechanism()
@@ -32,7 +31,6 @@ class AttendedResNetOptions(ResNetOptions):
     modulation: typing.Literal[tuple(MODULATIONS)] = "none"
     form: typing.Literal[tuple(FORMS)] = "gather"
     stride_first: bool = False
-    pixels: typing.Literal[tuple(PIXELS)] = "symmetric"
 
 
 class AttendedResNet(ResNet):
@@ -53,8 +51,7 @@ class AttendedResNet(ResNet):
     least_stride = 8
 
     def __init__(self, options=defaults, norm=BatchNormConfig(), name="backbone"):
-        filters = base_filters(options.width, options.mechanism.heads)
-        super().__init__(options, norm, filters, pixels=options.pixels, name=name)
+        super().__init__(options, norm, base_filters(options.width, options.mechanism.heads), name=name)
 
     def make_block(self, spec):
         options, stage = self.options, (spec.filters // self.filters).bit_length()  # 1 to 4

@@ -8,7 +8,7 @@ from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import AxialPair, BasicBlock
 from axial.layers.configured import Layer
 from axial.layers.conv import ACTIVATIONS
-from axial.models.resnet.network import PIXELS, BlockSpec, ResNet, ResNetOptions, base_filters, in_turn, make_stem
+from axial.models.resnet.network import BlockSpec, ResNet, ResNetOptions, base_filters, in_turn, make_stem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,6 @@ class AxialResNetOptions(ResNetOptions):
         conv_block: kind of blocks without attention: 'bottleneck' (ResNet) or 'basic' (SWideRNet, Chen et al., 2020).
         attention_width: factor of the attention's channels inside each block; 2 in DeepLab2's SWideRNets.
         activation: see `Conv`.
-        pixels: normalisation of the photo, one of `PIXELS`.
     """
 
     output_stride: int = 16
@@ -43,7 +42,6 @@ class AxialResNetOptions(ResNetOptions):
     conv_block: typing.Literal["bottleneck", "basic"] = "bottleneck"
     attention_width: int = 1
     activation: typing.Literal[tuple(ACTIVATIONS)] = "relu"
-    pixels: typing.Literal[tuple(PIXELS)] = "symmetric"
 
 
 class AxialStem(Layer):
@@ -85,7 +83,6 @@ class AxialResNet(ResNet):
             norm,
             base_filters(options.width, options.attention.heads, 32 if axial else 64),
             pool=options.pool and not axial,
-            pixels=options.pixels,
             table_photo=options.table_photo,
             name=name,
         )

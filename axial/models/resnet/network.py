@@ -50,12 +50,14 @@ class ResNetOptions(BackboneOptions):
         repeats: number of blocks in each stage; ResNet-50 has (3, 4, 6, 3).
         stem: see `make_stem`.
         recompute: one of `RECOMPUTE`. 'softmax' recomputes the softmax of attention.
+        pixels: one of `PIXELS`. The network takes values from -1 to 1 and normalises them by this mean and deviation.
     """
 
     width: float = 1.0
     repeats: tuple[int, ...] = (3, 4, 6, 3)
     stem: typing.Literal["imagenet", "deeplab", "wide"] = "imagenet"
     recompute: typing.Literal[RECOMPUTE] = "none"
+    pixels: typing.Literal[tuple(PIXELS)] = "symmetric"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,12 +67,10 @@ class ConvResNetOptions(ResNetOptions):
     Attributes:
         recompute: 'none' or 'block'; see `ResidualBlock`.
         stride_first: see `Bottleneck`. The weights of tf_keras.applications need True.
-        pixels: one of `PIXELS`. The network takes values from -1 to 1 and normalises them by this mean and deviation.
     """
 
     recompute: typing.Literal["none", "block"] = "none"
     stride_first: bool = False
-    pixels: typing.Literal[tuple(PIXELS)] = "symmetric"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +102,6 @@ class ResNet(Layer):
         filters: base channels of the first stage; they double from stage to stage.
         pool: whether a max-pool follows the stem. Without it the first stage has stride 2.
         stem_stride: stride of the stem. With 4 there is neither a max-pool nor a stride in the first stage.
-        pixels: normalisation of the photo, one of `PIXELS`.
         table_photo: side of the largest photo that the blocks' position tables cover, or None. A larger photo causes a
             warning, once for each size.
 
@@ -118,21 +117,11 @@ class ResNet(Layer):
 
     least_stride = 16
 
-    def __init__(
-        self,
-        options,
-        norm,
-        filters,
-        pool=True,
-        stem_stride=2,
-        pixels="symmetric",
-        table_photo=None,
-        name="backbone",
-    ):
+    def __init__(self, options, norm, filters, pool=True, stem_stride=2, table_photo=None, name="backbone"):
         super().__init__(name=name)
         check_backbone(options, self.least_stride)
         self.options, self.norm, self.output_stride = options, norm, options.output_stride
-        self.filters, self.pixels, self.table_photo = filters, pixels, table_photo
+        self.filters, self.table_photo = filters, table_photo
         self.pool = pool and stem_stride == 2
         self.stem = self.make_stem()
         first = 1 if pool or stem_stride == 4 else 2
@@ -190,7 +179,7 @@ class ResNet(Layer):
                 "are farther apart share the last row of a table",
                 stacklevel=2,
             )
-        x = self.stem(normalize(x, self.pixels), training=training)
+        x = self.stem(normalize(x, self.options.pixels), training=training)
         endpoints = {"res1": x}
         if self.pool:
             x = max_pool(x)
@@ -305,7 +294,7 @@ class ConvResNet(ResNet):
     defaults = ConvResNetOptions()
 
     def __init__(self, options=defaults, norm=BatchNormConfig(), name="backbone"):
-        super().__init__(options, norm, base_filters(options.width), pixels=options.pixels, name=name)
+        super().__init__(options, norm, base_filters(options.width), name=name)
 
     def make_block(self, spec):
         return self.conv_bottleneck(spec, self.options.stride_first)
