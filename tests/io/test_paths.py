@@ -71,7 +71,7 @@ REVIEWED = {
         ("data/files.py", "split_folder", "split"),
         ("data/converters/imagenet.py", "_classes", "name", "split"),
         ("data/converters/imagenet.py", "imagenet_items", "name", "photo"),
-        ("data/converters/nuclei.py", "_folders", "f'{split}.txt'", "name", "split"),
+        ("data/converters/nuclei.py", "_folders", "f'{split}.txt'", "name"),
         ("io/write.py", "_files", "name"),
         ("io/write.py", "folder_digests", "name"),
         ("io/write.py", "new_folder", "name"),

@@ -17,7 +17,7 @@ REVIEWED = {
     "`write_whole` calls it with a temporary file": [
         ("analysis/attention_pictures.py", "_save", "figure.savefig"),
         ("analysis/run_page.py", "draw_curves", "plots.savefig"),
-        ("tasks/segmentation/prediction_writers.py", "zip_coco_results", "tf.io.gfile.copy"),
+        ("tasks/segmentation/prediction_writers.py", "write", "zipfile.ZipFile"),
         ("data/tfrecord.py", "write", "tf.io.TFRecordWriter"),
         ("training/report.py", "save_picture_table", "figure.savefig"),
         ("tasks/segmentation/drawing.py", "save_stress", "figure.savefig"),
@@ -32,8 +32,6 @@ REVIEWED = {
         ("weights/pytorch.py", "state_dict_bytes", "zipfile.ZipFile"),
     ],
     "it writes to a temporary folder or file of its own": [
-        ("tasks/segmentation/prediction_writers.py", "zip_coco_results", "tempfile.NamedTemporaryFile"),
-        ("tasks/segmentation/prediction_writers.py", "zip_coco_results", "zipfile.ZipFile"),
         ("weights/checkpoint.py", "_unpack", "open"),
         ("weights/checkpoint.py", "_unpack", "shutil.copyfileobj"),
     ],
