@@ -8,11 +8,6 @@ multiply-adds per cycle as a v5e. So this file assumes four units of 256x256.
 """
 
 import dataclasses
-import math
-
-from axial.errors import InputError, nearest
-
-GENERATIONS = ("v2", "v3", "v4", "v5e", "v5p", "v6e")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,28 +38,3 @@ CHIPS = {
     "v5p": Chip(459e12, 8 * 128 * 128, 2765e9),
     "v6e": Chip(918e12, 4 * 256 * 256, 1638e9),
 }
-
-
-def replicas_of(slice_name, partitions=1):
-    """Number of replicas on a slice such as 'v5e:4x4'.
-
-    Args:
-        slice_name: generation and number of chips along each axis, such as 'v5e:4x4'.
-        partitions: cores per replica; see `TrainingConfig`.
-
-    Raises:
-        InputError: the name is not a slice, or its number of devices is not a multiple of `partitions`.
-    """
-    generation, _, shape = slice_name.partition(":")
-    sides = shape.split("x")
-    if generation not in GENERATIONS:
-        raise InputError(
-            f"--slice={slice_name}: no TPU is called {generation!r}{nearest(generation, GENERATIONS)}: "
-            f"{', '.join(GENERATIONS)}"
-        )
-    if not all(side.isdigit() and int(side) for side in sides):
-        raise InputError(f"--slice={slice_name}: expected a shape after the name, as in 'v5e:4x4'")
-    devices = math.prod(map(int, sides)) * (2 if generation in ("v2", "v3") else 1)
-    if devices % partitions:
-        raise InputError(f"TrainingConfig.partitions = {partitions}: {slice_name} has {devices} devices")
-    return devices // partitions

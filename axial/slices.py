@@ -86,6 +86,11 @@ class Slice:
         """Its `Generation`."""
         return GENERATIONS[self.generation]
 
+    @property
+    def devices(self):
+        """Number of its devices for TensorFlow: the cores of a v2 or v3, otherwise the chips."""
+        return self.cores if self.generation in ("v2", "v3") else self.chips
+
 
 def _slice(generation, topology):
     kind = GENERATIONS[generation]

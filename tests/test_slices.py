@@ -23,6 +23,7 @@ def test_slices_are_those_of_the_tables(name, topology, chips, hosts, accelerato
     slice_ = slices.find_slice(name)
     assert (slice_.topology, slice_.chips, slice_.hosts) == (topology, chips, hosts)
     assert slice_.accelerator_type == accelerator
+    assert slice_.devices == (2 * chips if name == "v3-32" else chips)
 
 
 def test_every_slice_is_consistent():

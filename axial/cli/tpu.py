@@ -122,14 +122,15 @@ def _read_status(model_dir):
 def _training(slice_, given):
     """(`TrainingConfig` of the gin files, number of replicas). Raises InputError if the files do not suit the slice."""
     recipe = recipes.read(given.gin_file, given.gin_binding)
-    from axial.chips import replicas_of
     from axial.recipes import configuration
     from axial.training.trainer import check_batch
 
     configuration.bind(recipe)
     training = configuration.build("TrainingConfig")
-    replicas = replicas_of(f"{slice_.generation}:{slice_.topology}", training.partitions)
+    replicas, rest = divmod(slice_.devices, training.partitions)
     with named(f"--slice={slice_.name}"):
+        if rest:
+            raise InputError(f"TrainingConfig.partitions = {training.partitions}: it has {slice_.devices} devices")
         check_batch(training, replicas, row=configuration.query("TextData.lengths", (1,))[-1])
     return training, replicas
 

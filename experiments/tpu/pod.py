@@ -17,7 +17,6 @@ import math
 import os
 
 import tpu
-from axial.chips import replicas_of
 from axial.cli import app, flags
 from axial.cli.flags import Flag, Flags
 from axial.errors import InputError
@@ -51,7 +50,7 @@ def predict(row):
     generation, predictions = row.slice.partition(":")[0], []
     bandwidth, chips_per_host, most, axes = NETWORKS[generation]
     for cores in CORES:
-        chips = max(cores // replicas_of(f"{generation}:1x1"), 1)
+        chips = max(cores // tpu.replicas_of(f"{generation}:1x1"), 1)
         if chips > most:
             break
         hops = axes * chips ** (1 / axes) / 2

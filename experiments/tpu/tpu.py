@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import glob
+import math
 import os
 import re
 import sys
@@ -22,7 +23,7 @@ import tf_keras as keras
 import tpu_compile
 from axial import recipes
 from axial.analysis.slice_cost import CompiledStep
-from axial.chips import CHIPS, replicas_of
+from axial.chips import CHIPS
 from axial.cli import app, flags
 from axial.cli.analyze import build_recipe
 from axial.cli.flags import Flag, Flags
@@ -30,7 +31,7 @@ from axial.data.convert import Conversion, convert_split, encode_item
 from axial.data.converters import text
 from axial.data.converters.coco import SAMPLE_DIR
 from axial.data.specs import SPECS, DatasetSpec
-from axial.errors import InputError, check_installed
+from axial.errors import InputError, check_installed, nearest
 from axial.io import read, show
 from axial.io.lock import locked_file
 from axial.io.paths import experiments_dir
@@ -73,6 +74,31 @@ BINDINGS = {**FORMS, **REMEDIES, **LARGEST}
 # other leaves, the largest batch is searched in the first form of `LARGEST` on the first of `DEVICES`.
 WHOLLY = ("coco/axial_deeplab_s.gin", "coco/axial_deeplab_l.gin")
 DEVICES = ("v5e:1x1", "v6e:1x1", "v5p:1x1x1")  # slices of one device for the forms of `LARGEST`
+
+
+def replicas_of(slice_name, partitions=1):
+    """Number of replicas on a slice such as 'v5e:4x4'.
+
+    Args:
+        slice_name: generation and number of chips along each axis, such as 'v5e:4x4'.
+        partitions: cores per replica; see `TrainingConfig`.
+
+    Raises:
+        InputError: the name is not a slice, or its number of devices is not a multiple of `partitions`.
+    """
+    generation, _, shape = slice_name.partition(":")
+    sides = shape.split("x")
+    if generation not in tpu_compile.USABLE_GIB:
+        raise InputError(
+            f"--slice={slice_name}: no TPU is called {generation!r}{nearest(generation, tpu_compile.USABLE_GIB)}: "
+            f"{', '.join(tpu_compile.USABLE_GIB)}"
+        )
+    if not all(side.isdigit() and int(side) for side in sides):
+        raise InputError(f"--slice={slice_name}: expected a shape after the name, as in 'v5e:4x4'")
+    devices = math.prod(map(int, sides)) * (2 if generation in ("v2", "v3") else 1)
+    if devices % partitions:
+        raise InputError(f"TrainingConfig.partitions = {partitions}: {slice_name} has {devices} devices")
+    return devices // partitions
 
 
 @dataclasses.dataclass(frozen=True)

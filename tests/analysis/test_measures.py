@@ -4,10 +4,8 @@ import pathlib
 
 import pytest
 
-from axial import chips
 from axial.analysis.input_speed import demand, demand_lines
 from axial.analysis.parts import REST, part_of
-from axial.errors import InputError
 from tests.conftest import make_task
 
 
@@ -25,15 +23,6 @@ def test_parts_are_named():
         "AddN": REST,
     }.items():
         assert part_of(name) == part
-
-
-def test_devices_of_a_slice():
-    assert chips.replicas_of("v5e:4x4") == 16
-    assert chips.replicas_of("v4:2x2x2") == 8
-    assert chips.replicas_of("v3:2x2", partitions=4) == 2
-    for name, words in (("v5e:4xx", "expected a shape"), ("v5f:2x2", "no TPU is called"), ("v5e:3x1", "has 3 devices")):
-        with pytest.raises(InputError, match=words):
-            chips.replicas_of(name, 2)
 
 
 def test_how_many_hosts_feed_a_slice(sample_dir):

@@ -25,6 +25,15 @@ ROW = tpu.Row(
 )
 
 
+def test_replicas_on_a_slice():
+    assert tpu.replicas_of("v5e:4x4") == 16
+    assert tpu.replicas_of("v4:2x2x2") == 8
+    assert tpu.replicas_of("v3:2x2", partitions=4) == 2
+    for name, words in (("v5e:4xx", "expected a shape"), ("v5f:2x2", "no TPU is called"), ("v5e:3x1", "has 3 devices")):
+        with pytest.raises(InputError, match=words):
+            tpu.replicas_of(name, 2)
+
+
 def test_a_prediction_by_hand():
     predictions = {p["cores"]: p for p in pod.predict(ROW)}
     assert set(predictions) == {8, 16, 32, 64, 128, 256}  # the largest v5e slice
