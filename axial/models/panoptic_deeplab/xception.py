@@ -24,9 +24,6 @@ class XceptionBlock(Layer):
         drop_path, recompute: see `ResidualBlock`.
 
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), filters[-1]].
-
-    Raises:
-        InputError: drop_path is outside [0, 1).
     """
 
     def __init__(
