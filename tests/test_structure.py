@@ -24,7 +24,7 @@ BOUNDS = {
 FILLER = {"found", "own", "place", "share", "wanted", "seen", "known", "part"}
 # Settings that few files of axial/ should mention, with the number of files that mention them today.
 NAMES = {
-    "photo_scale": 6,
+    "photo_scale": 5,
     "span": 8,
     "recompute": 12,
     "jit_compile": 5,
