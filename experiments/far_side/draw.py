@@ -1,7 +1,8 @@
 """Draws images whose class needs both sides: the class is the colour of the disc in the row of the ring.
 
-Each image has four rows. At the left, one row has a ring and the other rows have dots. At the right, each row has a disc
-of another colour. All images have the same dots and discs, in other places, so only the row connects ring and colour.
+Each image has four rows. At the left, one row has a ring and the other rows have dots. At the right, each row has a
+disc of another colour. All images have the same dots and discs, in other places, so only the row connects the ring with
+a colour.
 
     python experiments/far_side/draw.py IMAGES                   # writes IMAGES/train and IMAGES/val
     python experiments/far_side/draw.py IMAGES --figure=far_side.png        # also draws eight images with their classes
@@ -14,7 +15,7 @@ from absl import app, flags
 from PIL import Image, ImageDraw
 
 COLORS = {"blue": (60, 90, 255), "green": (40, 190, 60), "red": (235, 60, 50), "yellow": (240, 210, 40)}
-WIDTH, HEIGHT, ROWS, RADIUS = 128, 64, 4, 5  # pixels, pixels, rows, pixels
+WIDTH, HEIGHT, ROWS, RADIUS = 128, 128, 4, 7  # pixels, pixels, rows, pixels
 SPLITS = {"train": 4000, "val": 400}  # number of images
 
 FIGURE = flags.DEFINE_string("figure", None, "picture of eight images of the validation split.")
@@ -26,7 +27,7 @@ def draw(rng):
     canvas, colors, target = ImageDraw.Draw(image), rng.sample(sorted(COLORS), ROWS), rng.randrange(ROWS)
     step = HEIGHT // ROWS
     for row, color in enumerate(colors):
-        y = row * step + step // 2 + rng.randint(-2, 2)
+        y = row * step + step // 2 + rng.randint(-4, 4)
         left, right = rng.randint(8, 14), WIDTH - rng.randint(8, 14)
         if row == target:
             canvas.ellipse(box(left, y, RADIUS), outline="white", width=2)
