@@ -18,8 +18,6 @@ WORDS = {
     "ap75": "AP at IoU 0.75",
     "input_bound": "time waiting for input (0 to 1)",
     "miou": "mean IoU",
-    "p90": "(90th percentile)",
-    "p99": "(99th percentile)",
     "stuff": "of stuff",
     "things": "of things",
     "top1": "top-1 accuracy",
