@@ -142,7 +142,7 @@ def term_maps(layer, x, pixel):
 # === Drawing ===
 
 
-def draw_block(stem, model, layers, example, queries):
+def draw_block(stem, model, layers, example, *, queries):
     """Draws every layer of a block for each query, and yields the paths of the pictures. Runs the network once.
 
     Args:
@@ -191,7 +191,7 @@ def draw_panels(path, photo, canvas, rows):
     most = max(weights.max() for _, maps, _ in rows for weights in maps.values())
     grey = ImageOps.contain(Image.fromarray(photo).convert("L"), (PANEL, PANEL))
     wide, high = PANEL + 8, grey.height + 48
-    sheet = Image.new("RGB", (max(len(names), 3) * wide, len(rows) * high + 48), "white")
+    sheet = Image.new("RGB", (max(len(names), 3) * wide, len(rows) * high + 60), "white")
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(14)
     for i, (axis, maps, pixel) in enumerate(rows):
         for j, (color, (name, weights)) in enumerate(zip(colors, maps.items())):
@@ -213,7 +213,7 @@ def draw_panels(path, photo, canvas, rows):
         draw.text((j * wide + 20, len(rows) * high), plain(name), "black", font)
     note = f"Colour: the square root of the weight, full at {most:.2g}. Cross: the query."
     if axis:
-        note += " Line: more queries; each has the weights of its own column, or row."
+        note += "\nLine: more queries; each has the weights of its own column, or row."
     draw.text((0, len(rows) * high + 22), note, "black", font)
     write_image(path, sheet)
 

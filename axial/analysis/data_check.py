@@ -256,7 +256,7 @@ def page(checks):
             for color, (name, *numbers) in zip(colors, check.classes())
         ]
         listed = pages.table(("kind", "number", "first"), findings, words=True) if findings else "<p>No findings.</p>"
-        sections[f"{check.split}: findings"] = f"<p>{html(check.title)}.</p>{listed}"
+        sections[f"{check.split}: findings"] = f"<p>{html(check.title)}.</p>" + listed
         sections[f"{check.split}: random photos with their labels"] = pages.grid(
             itertools.starmap(_picture, check.sample)
         )

@@ -116,25 +116,22 @@ def write_page(model_dir, path):
         InputError: the folder is not a run, or has no summaries yet.
     """
     curves, pictures = read_events(model_dir)
-    scores = [name for name in curves if name.startswith("eval/")]
-    losses = _plotted(curves, filter(_is_loss, curves))
-    if not losses:
+    if not any(map(_is_loss, curves)):
         raise InputError(f"{model_dir}: no summaries yet")
-    last = [(in_words(name), f"{curves[name][1][-1]:.4g} at step {curves[name][0][-1]}") for name in scores]
     shown = [
         figure(embedded(data, in_words(name)), f"{in_words(name)} at step {step}")
         for name, (step, data) in sorted(pictures.items())
     ]
     sections = {
-        "": _table(_status(model_dir).items()),
-        "Pictures": grid(shown) if shown else "<p>none yet</p>",
-        "Losses": losses,
-        "Scores": _plotted(curves, scores) + _table(last),
+        "": table((), _status(model_dir).items(), words=True),
+        "Pictures": grid(shown),
+        "Losses": _plotted(curves, filter(_is_loss, curves)),
+        "Scores": _plotted(curves, [name for name in curves if name.startswith("eval/")]),
         "Speed": _plotted(curves, SPEED),
         "Configuration": f"<pre>{html(read_text(os.path.join(model_dir, 'config.gin')))}</pre>",
     }
     card, checkpoints = _stored(model_dir, RUN_CARD, WeightsCard), run_checkpoints(model_dir)
-    about = [card.model] * (card is not None) + list(map(os.path.basename, checkpoints[-1:]))
+    about = [*([card.model] if card else []), *map(os.path.basename, checkpoints[-1:])]
     write_text(path, page(os.path.basename(model_dir.rstrip("/")), sections, about))
 
 
@@ -149,29 +146,16 @@ def _status(model_dir):
     status = _stored(model_dir, schemas.STATUS, schemas.RunStatus)
     if status is None:
         return {}
-    shown = {"state": status.state, "step": f"{status.step} of {status.steps}"}
-    if status.seconds_per_step:
-        times = status.seconds_per_step, status.seconds_per_step_p90, status.seconds_per_step_p99
-        shown["seconds a step"] = "{} (90 %: {}, 99 %: {})".format(*map(_short, times))
-        shown["images a second"] = _short(status.images_per_second)
-    if status.input_bound is not None:
-        shown["time waiting for input"] = f"{100 * status.input_bound:.1f} %"
-    return {**shown, "updated": status.updated, "host": status.host, **status.machine}
-
-
-def _short(value):
-    return "?" if value is None else f"{value:.3g}"
-
-
-def _table(rows):
-    return table((), rows, words=True) if rows else "<p>none yet</p>"
+    steps = f"{status.step} of {status.steps}"
+    return {"state": status.state, "step": steps, "updated": status.updated, "host": status.host, **status.machine}
 
 
 def _plotted(curves, names):
-    """HTML with a plot for each named curve."""
+    """HTML with a plot for each named curve, and its last value below."""
     plots = []
     for name in sorted(name for name in names if name in curves):
-        image = io.BytesIO()
+        image, (steps, values) = io.BytesIO(), curves[name]
         _plots({"": curves}, [name]).savefig(image, format="svg")
-        plots.append(embedded(image.getvalue(), in_words(name), "svg+xml"))
-    return grid(plots) if plots else ""
+        plot = embedded(image.getvalue(), in_words(name), "svg+xml")
+        plots.append(figure(plot, f"{in_words(name)}: {values[-1]:.4g} at step {steps[-1]}"))
+    return grid(plots)

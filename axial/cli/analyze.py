@@ -135,7 +135,7 @@ def _attention(given):
         photo = load_photo(given.image, task.spec.levels)
     stem = os.path.join(given.output_dir, os.path.splitext(os.path.basename(given.image))[0])
     layers = pictures.find_layers(model, given.block)
-    for path in pictures.draw_block(stem, model, layers, task.example(tf.constant(photo)), queries):
+    for path in pictures.draw_block(stem, model, layers, task.example(tf.constant(photo)), queries=queries):
         say(path)
 
 

@@ -32,7 +32,7 @@ def in_words(key):
     ('PQ of things', 'accuracy at IoU 0.5', 'seconds per step')
     """
     name, at, threshold = key.removeprefix("eval/").partition("@")
-    text = WORDS.get(name) or " ".join(WORDS.get(part, part) for part in re.split("[_/]", name))
+    text = WORDS.get(name) or " ".join(WORDS.get(word, word) for word in re.split("[_/]", name))
     return f"{text} at IoU {threshold}" if at else text
 
 
@@ -56,7 +56,7 @@ def page(title, sections, about=(), *, style="", script="", files=False):
         title=html(title),
         style=_file("page.css") + style,
         about=" · ".join(map(html, (f"{now:%Y-%m-%d %H:%M} UTC", *about))),
-        links="\n".join(f'<a href="#{place}">{html(head)}</a>' for head, place in heads.items()),
+        links="\n".join(f'<a href="#{anchor}">{html(head)}</a>' for head, anchor in heads.items()),
         body="\n".join(
             f'<h2 id="{heads[head]}">{html(head)}</h2>\n{section}' if head else section
             for head, section in sections.items()
@@ -92,4 +92,4 @@ def figure(content, caption):
 
 def grid(contents):
     """HTML contents side by side, as many as the window has room for."""
-    return f'<div class="grid">{"".join(contents)}</div>'
+    return f'<div class="grid">{"".join(contents) or "none yet"}</div>'

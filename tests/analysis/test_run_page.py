@@ -35,14 +35,14 @@ def status(**changed):
 
 
 def test_a_page_has_what_the_run_wrote(run, tmp_path):
-    write_json(str(run / schemas.STATUS), status(input_bound=0.25))
+    write_json(str(run / schemas.STATUS), status())
     write_page(str(run), str(tmp_path / "run.html"))
     text = (tmp_path / "run.html").read_text()
     for snippet in (
         "a &lt;run&gt;",
         "20 of 30",
-        "25.0 %",
-        "<td>mean IoU</td><td>0.625 at step 30",
+        "images per second: 5 at step 30",
+        "mean IoU: 0.625 at step 30",
         "photo at step 30",
         "STEPS = 30 # &lt;&amp;&gt;",
     ):
