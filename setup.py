@@ -54,6 +54,7 @@ setup(
             for folder in ("classes", "sample", "nuclei_sample")
             for path in files_under(f"axial/data/{folder}", ("",))
         ],
+        "axial.io": ["page.*"],
         "axial.experiments": [*files_under("experiments", (".gin",)), "*.csv"],  # only a clone has the scripts
         "axial.scripts": [os.path.join("tpu", path) for path in files_under("scripts/tpu", (".sh", ".yaml"))],
     },

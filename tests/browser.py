@@ -25,7 +25,8 @@ def look(path, tmp_path):
         pytest.skip("needs chromium or google-chrome on the path")
     path = pathlib.Path(path)
     probe = path.with_name("probe.html")
-    probe.write_text(path.read_text().replace("</body>", f"{PROBE}</body>"))
+    text = path.read_text().replace("script-src 'none'", "script-src 'unsafe-inline'")  # lets the probe run
+    probe.write_text(text.replace("</body>", f"{PROBE}</body>"))
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
     command += ["--window-size=1200,900", "--virtual-time-budget=10000", "--dump-dom", f"file://{probe}"]
     result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)

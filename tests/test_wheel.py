@@ -61,7 +61,8 @@ def test_the_wheel_has_every_file_that_axial_reads(installed):
     (wheel,) = installed.folder.parent.glob("axial_deeplab_tf-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    files = [*ROOT.glob("axial/**/*.py"), *ROOT.glob("axial/data/**/*"), *ROOT.glob("axial/shipped/**/*")]
+    patterns = "axial/**/*.py", "axial/io/page.*", "axial/data/**/*", "axial/shipped/**/*"
+    files = [path for pattern in patterns for path in ROOT.glob(pattern)]
     expected = {"axial/py.typed", *(str(path.relative_to(ROOT)) for path in files if path.is_file())}
     below = [*ROOT.glob("experiments/**/*.gin"), *ROOT.glob("experiments/*.csv"), *ROOT.glob("scripts/tpu/*.*")]
     expected |= {f"axial/{path.relative_to(ROOT)}" for path in below}

@@ -11,12 +11,11 @@ import contextlib
 
 import numpy as np
 import tensorflow as tf
-from matplotlib.figure import Figure
-from PIL import Image
+from PIL import Image, ImageColor, ImageDraw, ImageFont, ImageOps
 
 from axial.errors import InputError, nearest
-from axial.io.show import drawn
-from axial.io.write import write_whole
+from axial.io.show import percent, plain
+from axial.io.write import write_image
 from axial.layers.attention.folded import FoldedAttention
 from axial.layers.spatial_attention.generalized_attention import GeneralizedAttention
 from axial.weights.names import weight_names
@@ -29,7 +28,8 @@ TERM_NAMES = {
     "0010": "key content only",
     "0001": "relative position only",
 }
-
+LINES = {"height": "column, ", "width": "row, ", "": ""}  # what a query attends to along an axis, in titles
+PANEL = 264  # pixels of the longer side of a panel
 
 # === Layers ===
 
@@ -142,97 +142,87 @@ def term_maps(layer, x, pixel):
 # === Drawing ===
 
 
-def draw_block(stem, model, layers, example, *, fractions):
-    """Draws every layer of a block, and yields the paths of the pictures.
+def draw_block(stem, model, layers, example, *, queries):
+    """Draws every layer of a block for each query, and yields the paths of the pictures. Runs the network once.
 
     Args:
         stem: start of the pictures' paths.
         model: model that contains the layers.
         layers: layers from `find_layers`.
         example: result of `Task.example`: the photo on its canvas, and its valid size.
-        fractions: (row, column) of the query, as fractions of the photo's sides.
+        queries: dict from what follows the stem to a query: its (row, column), as fractions of the photo's sides.
     """
-    image, lines = example["image"], {}
-    photo = np.uint8(np.clip(np.round((image + 1) * 127.5), 0, 255))
-    fractions = [f * n / side for f, n, side in zip(fractions, np.array(example["valid_size"]), photo.shape)]
-    for (path, layer), x in zip(layers.items(), layer_inputs(model, image[None], list(layers.values()))):
-        pixel = tuple(min(int(f * n), n - 1) for f, n in zip(fractions, x.shape[1:3]))
-        name = f"{stem}.{path.removeprefix('backbone/').replace('/', '_')}.png"
-        if isinstance(layer, GeneralizedAttention):
-            draw_maps(name, photo, term_maps(layer, x, pixel), pixel)
-        elif layer.spec.axis != "square":
-            lines[layer.spec.axis] = line_weights(layer, x, pixel).numpy(), pixel
-            continue
-        else:
-            maps = query_weights(layer, x, pixel).numpy()
-            draw_maps(name, photo, {f"head {i + 1}": head for i, head in enumerate(maps)}, pixel)
-        yield name
-    if lines:
-        name = f"{stem}.{block_of(next(iter(layers)))}.png"
-        draw_lines(name, photo, lines)
-        yield name
+    image, valid = example["image"], np.array(example["valid_size"])
+    photo = np.uint8(np.clip(np.round((image[: valid[0], : valid[1]] + 1) * 127.5), 0, 255))
+    inputs = layer_inputs(model, image[None], list(layers.values()))
+    for name, fractions in queries.items():
+        pictures = {}  # path -> rows of panels
+        for (path, layer), x in zip(layers.items(), inputs):
+            cells = np.array(x.shape[1:3])
+            pixel = tuple(np.minimum(fractions * valid / image.shape[:2] * cells, cells - 1).astype(int).tolist())
+            what, axis = path.removeprefix("backbone/").replace("/", "_"), ""
+            if isinstance(layer, GeneralizedAttention):
+                maps = term_maps(layer, x, pixel)
+            else:
+                if layer.spec.axis != "square":
+                    what, axis = block_of(path), layer.spec.axis
+                weights = (line_weights if axis else query_weights)(layer, x, pixel)
+                maps = {f"head {i}": head for i, head in enumerate(weights.numpy(), 1)}
+            pictures.setdefault(f"{stem}{name}.{what}.png", []).append((axis, maps, pixel))
+        for path, rows in pictures.items():
+            draw_panels(path, photo, image.shape[:2], rows)
+            yield path
 
 
-def draw_maps(path, photo, maps, pixel):
-    """Draws maps of weights over a photo, one panel for each map, and marks the query.
+def draw_panels(path, photo, canvas, rows):
+    """Draws maps of weights over a photo: a row of panels for each layer, all on one scale. A cross marks the query.
+
+    The padding is left out. The title of a panel has the share of the weight that is there.
 
     Args:
         path: picture to write.
-        photo: uint8 [h, w, 3].
-        maps: dict from titles to weights [Y, X].
-        pixel: (row, column) of the query on a map.
+        photo: uint8 [h, w, 3], at the top left of the network's input. The rest of the input is padding.
+        canvas: (height, width) of the network's input.
+        rows: list of (axis, maps, pixel). axis: 'height' or 'width' for weights of `line_weights`, else ''. maps: dict
+            from names, like 'head 1', to weights [Y, X]. pixel: (row, column) of the query on the maps.
     """
-    figure = Figure(figsize=(3.2 * len(maps), 3.4), layout="constrained")
-    for axes, (title, weights) in zip(np.atleast_1d(figure.subplots(1, len(maps))), maps.items()):
-        _show(axes, photo, title)
-        axes.imshow(_enlarged(weights, photo), cmap="inferno", alpha=0.6)
-        axes.plot(*_middle(pixel, weights.shape, photo), **_MARK)
-    _save(figure, path)
+    names = max((list(maps) for _, maps, _ in rows), key=len)
+    colors = [ImageColor.getrgb(f"hsl({360 * i // len(names)}, 100%, 65%)") for i in range(len(names))]
+    most = max(weights.max() for _, maps, _ in rows for weights in maps.values())
+    grey = ImageOps.contain(Image.fromarray(photo).convert("L"), (PANEL, PANEL))
+    wide, high = PANEL + 8, grey.height + 48
+    sheet = Image.new("RGB", (max(len(names), 3) * wide, len(rows) * high + 60), "white")
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(14)
+    for i, (axis, maps, pixel) in enumerate(rows):
+        for j, (color, (name, weights)) in enumerate(zip(colors, maps.items())):
+            keys = photo.shape[:2] / np.divide(canvas, weights.shape)  # rows and columns of the map on the photo
+            shown = weights[tuple(map(slice, np.ceil(keys).astype(int)))]
+            queries = {"height": shown.shape[1], "width": shown.shape[0], "": 1}[axis]
+            padding = f"{percent(abs(1 - shown.sum() / queries), 0)} % on padding"
+            draw.text((j * wide, i * high), f"{plain(LINES[axis] + name)}\n{padding}", "black", font)
+            opacity = (
+                Image.fromarray(255 * np.sqrt(shown / most))
+                .convert("L")
+                .resize(grey.size, Image.BILINEAR, (0, 0, *keys[::-1]))
+            )
+            panel = Image.composite(Image.new("RGB", grey.size, color), grey.convert("RGB"), opacity)
+            _mark_query(panel, axis, (np.array(pixel) + 0.5) / keys * grey.size[::-1])
+            sheet.paste(panel, (j * wide, i * high + 40))
+    for j, (name, color) in enumerate(zip(names, colors)):
+        draw.rectangle((j * wide, len(rows) * high, j * wide + 14, len(rows) * high + 14), color)
+        draw.text((j * wide + 20, len(rows) * high), plain(name), "black", font)
+    note = f"Colour: the square root of the weight, full at {most:.2g}. Cross: the query."
+    if axis:
+        note += "\nLine: more queries; each has the weights of its own column, or row."
+    draw.text((0, len(rows) * high + 22), note, "black", font)
+    write_image(path, sheet)
 
 
-def draw_lines(path, photo, lines):
-    """Draws the weights of lines of queries over a photo: a row of panels for each layer, a panel for each head.
-
-    Args:
-        path: picture to write.
-        photo: uint8 [h, w, 3].
-        lines: dict from 'height' and 'width' to (result of `line_weights`, its pixel).
-    """
-    heads = max(len(weights) for weights, _ in lines.values())
-    shape = photo.shape[0] / photo.shape[1]
-    figure = Figure(figsize=(2.2 * heads, (2.2 * shape + 0.3) * len(lines)), layout="constrained")
-    for row, (axis, (weights, pixel)) in zip(figure.subplots(len(lines), heads, squeeze=False), lines.items()):
-        for axes in row:
-            axes.set_axis_off()
-        for head, (axes, line) in enumerate(zip(row, weights), 1):
-            _show(axes, photo, f"{'column' if axis == 'height' else 'row'} head {head}")
-            # Each line is divided by its largest weight, so that a query with spread-out weights is visible too.
-            large = _enlarged(line / line.max(0 if axis == "height" else 1, keepdims=True), photo)
-            axes.imshow(large, cmap="Reds", vmin=0, alpha=large.clip(0, 1) * 0.85)
-            x, y = _middle(pixel, line.shape, photo)
-            (axes.axhline if axis == "height" else axes.axvline)(y if axis == "height" else x, color="blue", lw=1.5)
-    _save(figure, path)
-
-
-_MARK = {"marker": "P", "color": "cyan", "markeredgecolor": "black", "markersize": 10}
-
-
-def _show(axes, image, title):
-    axes.imshow(image)
-    axes.set_title(drawn(title), fontsize=9)
-    axes.set_axis_off()
-
-
-def _save(figure, path):
-    write_whole(path, lambda partial: figure.savefig(partial, dpi=110))
-
-
-def _enlarged(weights, photo):
-    """A map [Y, X], resized to the size of a photo."""
-    return np.asarray(Image.fromarray(weights.astype(np.float32)).resize(photo.shape[1::-1], Image.BILINEAR))
-
-
-def _middle(pixel, size, photo):
-    """The centre of a map's pixel, as (x, y) on the photo."""
-    rows, columns = ((np.asarray(p) + 0.5) * n / m - 0.5 for p, n, m in zip(pixel, photo.shape, size))
-    return columns, rows
+def _mark_query(panel, axis, point):
+    """Draws a cross at the query's point (y, x), and a line through the other queries of line weights."""
+    (y, x), draw = point, ImageDraw.Draw(panel)
+    if axis:
+        draw.line((0, y, panel.width, y) if axis == "height" else (x, 0, x, panel.height), "white")
+    for width, color in ((5, "black"), (3, "white")):
+        draw.line((x - 8, y, x + 8, y), color, width)
+        draw.line((x, y - 8, x, y + 8), color, width)

@@ -255,12 +255,13 @@ def page(checks):
             (Html(f'<i style="background:{html(color)}"></i>{html(name)}'), *numbers)
             for color, (name, *numbers) in zip(colors, check.classes())
         ]
-        sections[check.split] = f"<p>{html(f'{check.spec.name}: {check.title}.')}</p>"
-        sections[f"{check.split}: findings"] = pages.table(("kind", "number", "first"), findings, words=True)
+        listed = pages.table(("kind", "number", "first"), findings, words=True) if findings else "<p>No findings.</p>"
+        sections[f"{check.split}: findings"] = f"<p>{html(check.title)}.</p>" + listed
+        sections[f"{check.split}: random photos with their labels"] = pages.grid(
+            itertools.starmap(_picture, check.sample)
+        )
         sections[f"{check.split}: classes"] = pages.table(("class", "photos", "segments", "% of pixels"), classes)
-        pictures = "\n".join(_picture(name, picture) for name, picture in check.sample)
-        sections[f"{check.split}: random photos with their labels"] = pictures
-    return pages.page("Data check", sections)
+    return pages.page(f"Data check: {checks[0].spec.name}", sections)
 
 
 def _picture(name, picture):

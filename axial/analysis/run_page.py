@@ -14,11 +14,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from axial.errors import InputError
 from axial.io import schemas
-from axial.io.page import embedded, figure, page, table
+from axial.io.page import embedded, figure, grid, in_words, page, table
 from axial.io.read import read_json, read_text
 from axial.io.show import drawn, html
 from axial.io.write import write_text
-from axial.weights.source import run_file
+from axial.weights.checkpoint import run_checkpoints
+from axial.weights.interchange import WeightsCard
+from axial.weights.source import RUN_CARD, run_file
 
 CURVES = ("total", "semantic", "center", "offset", "eval/miou", "eval/pq_all", "eval/top1", "eval/top5")
 SPEED = (
@@ -76,26 +78,23 @@ def draw_curves(runs, path):
         path: PNG or JPEG to write.
     """
     names = [name for name in CURVES if any(name in curves for curves in runs.values())]
-    plots = _plots(runs, names, len(names))
+    plots = _plots(runs, names)
     plots.axes[0].legend(plots.axes[0].lines, [drawn(run) for run, curves in runs.items() if names[0] in curves])
     plots.savefig(path, dpi=110)
 
 
-def _plots(runs, names, columns=4):
+def _plots(runs, names):
     """A figure with a plot for each named curve and a line for each run. Losses have a logarithmic axis."""
-    rows = -(-len(names) // columns)
-    plots = Figure([3.4 * columns, 3 * rows], layout="constrained", facecolor="white")
-    for axes, name in zip(plots.subplots(rows, columns, squeeze=False).flat, names):
+    plots = Figure([3.4 * len(names), 3], layout="constrained", facecolor="white")
+    for axes, name in zip(np.atleast_1d(plots.subplots(1, len(names))), names):
         lines = [curves[name] for curves in runs.values() if name in curves]
         for x, y in lines:
             axes.plot(x, y, marker="." if len(x) < 20 else "")
-        axes.set_title(drawn(name))
+        axes.set_title(drawn(in_words(name)))
         axes.set_xlabel("step")
         if _is_loss(name) and all(np.all(y > 0) for _, y in lines):
             axes.set_yscale("log")
         axes.grid(alpha=0.3)
-    for axes in plots.axes[len(names) :]:
-        axes.remove()
     return plots
 
 
@@ -117,52 +116,46 @@ def write_page(model_dir, path):
         InputError: the folder is not a run, or has no summaries yet.
     """
     curves, pictures = read_events(model_dir)
-    scores = [name for name in curves if name.startswith("eval/")]
-    losses = _picture(curves, filter(_is_loss, curves))
-    if not losses:
+    if not any(map(_is_loss, curves)):
         raise InputError(f"{model_dir}: no summaries yet")
-    last = [(name, f"{curves[name][1][-1]:.4g} at step {curves[name][0][-1]}") for name in scores]
-    shown = [figure(embedded(data, name), f"{name} at step {step}") for name, (step, data) in sorted(pictures.items())]
+    shown = [
+        figure(embedded(data, in_words(name)), f"{in_words(name)} at step {step}")
+        for name, (step, data) in sorted(pictures.items())
+    ]
     sections = {
-        "": _table(_status(model_dir).items()),
-        "Losses": losses,
-        "Scores": _picture(curves, scores) + _table(last),
-        "Speed": _picture(curves, SPEED),
-        "Pictures": "\n".join(shown),
+        "": table((), _status(model_dir).items(), words=True),
+        "Pictures": grid(shown),
+        "Losses": _plotted(curves, filter(_is_loss, curves)),
+        "Scores": _plotted(curves, [name for name in curves if name.startswith("eval/")]),
+        "Speed": _plotted(curves, SPEED),
         "Configuration": f"<pre>{html(read_text(os.path.join(model_dir, 'config.gin')))}</pre>",
     }
-    write_text(path, page(os.path.basename(model_dir.rstrip("/")), sections))
+    card, checkpoints = _stored(model_dir, RUN_CARD, WeightsCard), run_checkpoints(model_dir)
+    about = [*([card.model] if card else []), *map(os.path.basename, checkpoints[-1:])]
+    write_text(path, page(os.path.basename(model_dir.rstrip("/")), sections, about))
+
+
+def _stored(model_dir, name, schema):
+    """The content of a JSON file of a run, or None if the run has no such file."""
+    path = os.path.join(model_dir, name)
+    return read_json(path, schema)[1] if tf.io.gfile.exists(path) else None
 
 
 def _status(model_dir):
     """dict from labels to values of a run's status.json; empty if the run has no such file."""
-    path = os.path.join(model_dir, schemas.STATUS)
-    if not tf.io.gfile.exists(path):
+    status = _stored(model_dir, schemas.STATUS, schemas.RunStatus)
+    if status is None:
         return {}
-    status = read_json(path, schemas.RunStatus)[1]
-    shown = {"state": status.state, "step": f"{status.step} of {status.steps}"}
-    if status.seconds_per_step:
-        times = status.seconds_per_step, status.seconds_per_step_p90, status.seconds_per_step_p99
-        shown["seconds a step"] = "{} (90 %: {}, 99 %: {})".format(*map(_short, times))
-        shown["images a second"] = _short(status.images_per_second)
-    if status.input_bound is not None:
-        shown["time waiting for input"] = f"{100 * status.input_bound:.1f} %"
-    return {**shown, "updated": status.updated, "host": status.host, **status.machine}
+    steps = f"{status.step} of {status.steps}"
+    return {"state": status.state, "step": steps, "updated": status.updated, "host": status.host, **status.machine}
 
 
-def _short(value):
-    return "?" if value is None else f"{value:.3g}"
-
-
-def _table(rows):
-    return table((), rows, words=True) if rows else "<p>none yet</p>"
-
-
-def _picture(curves, names):
-    """HTML of a picture with a plot for each named curve."""
-    names = sorted(name for name in names if name in curves)
-    if not names:
-        return ""
-    image = io.BytesIO()
-    _plots({"": curves}, names).savefig(image, dpi=90, format="png")
-    return embedded(image.getvalue(), ", ".join(names))
+def _plotted(curves, names):
+    """HTML with a plot for each named curve, and its last value below."""
+    plots = []
+    for name in sorted(name for name in names if name in curves):
+        image, (steps, values) = io.BytesIO(), curves[name]
+        _plots({"": curves}, [name]).savefig(image, format="svg")
+        plot = embedded(image.getvalue(), in_words(name), "svg+xml")
+        plots.append(figure(plot, f"{in_words(name)}: {values[-1]:.4g} at step {steps[-1]}"))
+    return grid(plots)

@@ -106,7 +106,7 @@ class Attention(Flags):
         meaning="a run, one of its checkpoints, or a model that axial ships.", needed=True, old=("checkpoint",)
     )
     image = Flag(str, "the photo.", path=flags.IN_FILE, needed=True)
-    query = Flag(str, "x,y: the query pixel; by default the photo's centre.", read=flags.matched(r"(\d+),(\d+)", "x,y"))
+    query = Flag(tuple, "x,y: a query pixel; by default the photo's centre.", read=flags.matched(r"(\d+),(\d+)", "x,y"))
     block = Flag(str, "block to draw, like stage4_block1; by default the last block.")
     output_dir = Flag(str, "folder for the pictures.", path=flags.OUT_FOLDER, needed=True)
 
@@ -115,9 +115,11 @@ def _attention(given):
     """Draws each attention layer of a block to a picture, and prints the pictures' paths."""
     photo = load_photo(given.image)
     height, width = photo.shape[:2]
-    x, y = given.query or (width // 2, height // 2)
-    if not (x < width and y < height):
-        raise InputError(f"--query={x},{y}: outside of the photo of {width}x{height} pixels")
+    queries = {}
+    for x, y in given.query or [(width // 2, height // 2)]:
+        if not (x < width and y < height):
+            raise InputError(f"--query={x},{y}: outside of the photo of {width}x{height} pixels")
+        queries[f".{x}-{y}" * (len(given.query) > 1)] = (y + 0.5) / height, (x + 0.5) / width
     source = flags.check_model(given.model)
 
     import tensorflow as tf
@@ -136,9 +138,7 @@ def _attention(given):
         photo = load_photo(given.image, task.spec.levels)
     stem = os.path.join(given.output_dir, os.path.splitext(os.path.basename(given.image))[0])
     layers = pictures.find_layers(model, given.block)
-    for path in pictures.draw_block(
-        stem, model, layers, task.example(tf.constant(photo)), fractions=((y + 0.5) / height, (x + 0.5) / width)
-    ):
+    for path in pictures.draw_block(stem, model, layers, task.example(tf.constant(photo)), queries=queries):
         say(path)
 
 

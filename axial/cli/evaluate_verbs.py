@@ -5,6 +5,7 @@ import dataclasses
 import datetime
 import functools
 import io
+import os
 
 import tensorflow as tf
 
@@ -50,10 +51,10 @@ PICTURES = 8  # photos per split in --picture
 # === Where predictions come from ===
 #
 # Predictions come from a run, an export, or files of another program. Each of these classes has an `evaluator`, a
-# `spec`, the default `data_dir` and `split`, and a readable `name`. `identity` is a dict of the weights and of every
-# setting that predictions depend on, without paths. `examples(split, shard, skip)` returns examples, and
-# `predictions(split)` returns a function of these examples; see `evaluate`. `stores` says whether --results_dir stores
-# the predictions.
+# `spec`, the default `data_dir` and `split`, and a readable `name`. `details` names a run's network and checkpoint.
+# `identity` is a dict of the weights and of every setting that predictions depend on, without paths.
+# `examples(split, shard, skip)` returns examples, and `predictions(split)` returns a function of these examples; see
+# `evaluate`. `stores` says whether --results_dir stores the predictions.
 
 
 def needs(evaluator, study):
@@ -77,7 +78,7 @@ def check_studies(given, evaluator, spec, instances=True):
 class Model:
     """Base of sources whose predictions a `predictor` makes."""
 
-    stores = True
+    stores, details = True, ()
 
     def predictions(self, split):
         diameter = self.given.diameter
@@ -100,7 +101,8 @@ class Run(Model):
         with strategy.scope():
             self.task, self.model = task, model = _restored(given, source, checkpoint)
         self.objects = None if given.gin_file else read_objects(source.folder)
-        self.name = name or find_weights(checkpoint or what, given.average)[-1]
+        weights = find_weights(checkpoint or source, given.average)[-1]
+        self.name, self.details = name or weights, (task.model.name, os.path.basename(weights))
         looks = (task.multi_scale, True) if given.multi_scale else (given.scales, given.flip)
         compiled = is_compiled(configuration.query("TrainingConfig.jit_compile", "auto"))
         self.inference = Inference(strategy, *looks, compiled)
@@ -173,7 +175,7 @@ class Export(Model):
 class Results:
     """Segmentations from result files of another program."""
 
-    stores, split = False, None
+    stores, split, details = False, None, ()
 
     def __init__(self, given):
         self.given, self.data_dir = given, given.data_dir
@@ -279,7 +281,7 @@ def _score(source, given):
         scored, result, rows = score()
         scores[scored.split] = result
         blocks.append((scored.split, rows, f"{how.lines(result)[-1].split()[0]} %"))
-        _publish(scored, result, given)
+        _publish(scored, result, given, source.details)
     write_scores(given.json, scores)
     if given.picture:
         write_whole(given.picture, lambda path: save_picture_table(path, blocks, how.pictures))
@@ -335,10 +337,10 @@ def _make_report(given, split, evaluator, spec):
     return Report(evaluator, given.report, split, spec) if given.report else None
 
 
-def _publish(scored, scores, given):
+def _publish(scored, scores, given, details=()):
     """Writes the report and the CSV of a split, and prints its table."""
     if scored.report:
-        say(f"report {scored.report.write(scored.metrics)}")
+        say(f"report {scored.report.write(scored.metrics, [scored.model, *details])}")
     photos, shard = len(scored.metrics.photos), given.shard and "/".join(map(str, given.shard))
     columns = {"model": scored.model, "split": scored.split, "photos": photos, "shard": shard}
     tell(given, scored.evaluator, scores, columns)

@@ -43,7 +43,8 @@ class Flag:
         needed: whether the flag is required.
         needs: name of another flag that this flag requires.
         alone: names of flags that exclude this flag.
-        read: function of the flag's name and text, which returns the value or raises InputError.
+        read: function of the flag's name and text, which returns the value or raises InputError. A tuple flag calls it
+            for each of its values.
         old: older names, which the help omits.
     """
 
@@ -85,6 +86,8 @@ class Flag:
         if self.choices and given not in self.choices:
             expected = f"expected one of {', '.join(self.choices)}{nearest(given, self.choices)}"
             raise InputError(f"--{name}={given}: {expected}")
+        if self.read and self.kind is tuple:
+            return tuple(self.read(name, one) for one in given)
         return self.read(name, given) if self.read else given
 
 

@@ -47,7 +47,7 @@ class Predict(flags.Looks):
     takes = "[PHOTO] ..."
     model = flags.MODEL.but(old=("saved_model", "model_dir"))
     diameter = flags.DIAMETER
-    text = Flag(tuple, "a sentence to translate.", alone=("label_image", "geojson", "table", "diameter"))
+    text = Flag(tuple, "a sentence to translate.", alone=("label_image", "fill", "geojson", "table", "diameter"))
     output_dir = Flag(str, "folder for PHOTO.json and its pictures.", ".")
     label_image = Flag(
         str,
@@ -55,6 +55,7 @@ class Predict(flags.Looks):
         "instance with 'label' i in PHOTO.json. Where masks overlap, the pixel belongs to the better score.",
         choices=("png", "tiff"),
     )
+    fill = Flag(float, "strength of the overlay's colours: 0 draws outlines only; by default 0.3.", least=0, most=1)
     geojson = Flag(bool, "also writes PHOTO.geojson with the outlines of the instances, which QuPath reads.", False)
     table = Flag(
         str,
@@ -182,7 +183,7 @@ def _write(result, stem, photos, given):
     for path in result.paths(stem, given.label_image, given.geojson).values():
         if os.path.realpath(path) in photos:
             raise InputError(f"{path} is another photo, and is not overwritten; choose another --output_dir")
-    return result.write(stem, given.label_image, given.geojson)
+    return result.write(stem, given.label_image, given.geojson, given.fill)
 
 
 def _write_table(path, tables):

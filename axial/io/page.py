@@ -1,43 +1,72 @@
-"""HTML pages: the common frame, tables and pictures."""
+"""HTML pages: the common frame page.html with its stylesheet page.css, words for keys, tables and pictures."""
 
 import base64
+import datetime
+import hashlib
+import os
+import re
 
+from axial.io.read import read_text
 from axial.io.show import Html, html
 
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<title>{title}</title>
-<style>
-body {{ font: 15px/1.4 system-ui, sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em; }}
-table {{ border-collapse: collapse; }}
-th, td {{ padding: .15em .8em; text-align: right; border-bottom: 1px solid #ddd; }}
-th:first-child, td:first-child, .words th, .words td {{ text-align: left; }}
-figure {{ margin: 1em 0; }}
-.row {{ display: grid; grid-auto-columns: 1fr; grid-auto-flow: column; gap: 4px; }}
-pre {{ background: #f6f6f6; overflow-x: auto; padding: 1em; }}
-img {{ max-width: 100%; }}
-i {{ display: inline-block; width: 1em; height: 1em; margin-right: .5em; }}
-</style>
-</head>
-<body>
-<h1>{title}</h1>
-{body}
-</body>
-</html>
-"""
+# Keys of scores and summaries, and the parts of such keys, as words.
+WORDS = {
+    **{score: score.upper() for score in ("ap", "bleu", "pq", "rq", "sq")},
+    **{size: f"of {size} objects" for size in ("small", "medium", "large")},
+    "all": "of all classes",
+    "ap50": "AP at IoU 0.5",
+    "ap75": "AP at IoU 0.75",
+    "input_bound": "time waiting for input (0 to 1)",
+    "miou": "mean IoU",
+    "stuff": "of stuff",
+    "things": "of things",
+    "top1": "top-1 accuracy",
+    "top5": "top-5 accuracy",
+}
 
 
-def page(title, sections):
-    """A complete HTML page.
+def in_words(key):
+    """The words for a key of a score or summary. CSV and JSON keep the key.
+
+    >>> in_words("pq_things"), in_words("eval/accuracy@0.5"), in_words("seconds_per_step")
+    ('PQ of things', 'accuracy at IoU 0.5', 'seconds per step')
+    """
+    name, at, threshold = key.removeprefix("eval/").partition("@")
+    text = WORDS.get(name) or " ".join(WORDS.get(word, word) for word in re.split("[_/]", name))
+    return f"{text} at IoU {threshold}" if at else text
+
+
+def page(title, sections, about=(), *, style="", script="", files=False):
+    """A complete HTML page. Its policy forbids everything from elsewhere: requests, frames and other scripts.
 
     Args:
         title: title of the page.
         sections: dict from headings to HTML; the heading '' adds HTML without a heading.
+        about: texts for the header, such as the model and its checkpoint. The header starts with the date.
+        style: CSS that follows the common stylesheet.
+        script: JavaScript that runs at the end of the page, which runs no other script.
+        files: whether the page shows pictures from files beside it.
     """
-    body = "\n".join(f"<h2>{html(head)}</h2>\n{section}" if head else section for head, section in sections.items())
-    return _PAGE.format(title=html(title), body=body)
+    heads = {head: f"section-{number}" for number, head in enumerate(sections, 1) if head}
+    hashed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    pictures, scripts = " 'self' file:" if files else "", f"'sha256-{hashed}'" if script else "'none'"
+    now = datetime.datetime.now(datetime.timezone.utc)
+    return _file("page.html").format(
+        policy=f"default-src 'none'; img-src data:{pictures}; style-src 'unsafe-inline'; script-src {scripts}",
+        title=html(title),
+        style=_file("page.css") + style,
+        about=" · ".join(map(html, (f"{now:%Y-%m-%d %H:%M} UTC", *about))),
+        links="\n".join(f'<a href="#{anchor}">{html(head)}</a>' for head, anchor in heads.items()),
+        body="\n".join(
+            f'<h2 id="{heads[head]}">{html(head)}</h2>\n{section}' if head else section
+            for head, section in sections.items()
+        ),
+        script=f"<script>{script}</script>" if script else "",
+    )
+
+
+def _file(name):
+    return read_text(os.path.join(os.path.dirname(__file__), name))
 
 
 def table(header, rows, words=False):
@@ -47,9 +76,8 @@ def table(header, rows, words=False):
         return f"<tr>{''.join(f'<{tag}>{html(cell)}</{tag}>' for cell in cells)}</tr>"
 
     lines = [line("th", header)] if header else []
-    return "\n".join(
-        ['<table class="words">' if words else "<table>", *lines, *(line("td", r) for r in rows), "</table>"]
-    )
+    kind = ' class="words"' if words else ""
+    return "\n".join([f'<div class="table"><table{kind}>', *lines, *(line("td", r) for r in rows), "</table></div>"])
 
 
 def embedded(data, alt, kind="png"):
@@ -60,3 +88,8 @@ def embedded(data, alt, kind="png"):
 def figure(content, caption):
     """An HTML figure: content with a caption."""
     return f"<figure>{content}<figcaption>{html(caption)}</figcaption></figure>"
+
+
+def grid(contents):
+    """HTML contents side by side, as many as the window has room for."""
+    return f'<div class="grid">{"".join(contents) or "none yet"}</div>'

@@ -92,9 +92,14 @@ class Result:
         """dict of the content of PHOTO.json, without the names of other files."""
         return {**self._about, **self._description.content}
 
-    def overlay(self) -> np.ndarray:
-        """uint8 [h, w, 3]: the photo with the prediction drawn on it, or below it for a classification."""
-        return self._description.draw()
+    def overlay(self, fill: float | None = None) -> np.ndarray:
+        """uint8 [h, w, 3]: the photo with the prediction drawn on it, or below it for a classification.
+
+        Args:
+            fill: strength of the colours inside segments or masks: 0 draws only outlines, 1 hides the photo. The
+                default is `FILL` of axial.tasks.segmentation.drawing. Not for a classification or a translation.
+        """
+        return self._description.draw(*([] if fill is None else [fill]))
 
     @functools.cached_property
     def labels(self) -> np.ndarray | None:
@@ -178,21 +183,20 @@ class Result:
         endings |= {"geojson_file_name": ".geojson"} if geojson else {}
         return {key: f"{os.fspath(stem)}{ending}" for key, ending in (*endings.items(), ("json", ".json"))}
 
-    def _pictures(self, label_image):
+    def _pictures(self, label_image, fill=None):
         """dict from each picture's key in the JSON to (ending of its file name, function that returns its pixels)."""
         categories = self._description.categories
         pictures = {
             "file_name": (".panoptic.png", self.panoptic is not None and (lambda: colors_of(self.panoptic))),
-            "semantic_file_name": (
-                ".semantic.png",
-                categories is not None and (lambda: categories),
-            ),
+            "semantic_file_name": (".semantic.png", categories is not None and (lambda: categories)),
             "label_file_name": (LABEL_IMAGES.get(label_image), label_image is not None and (lambda: self.labels)),
-            "overlay_file_name": (".overlay.png", self.segments is not None and self.overlay),
+            "overlay_file_name": (".overlay.png", self.segments is not None and (lambda: self.overlay(fill))),
         }
         return {key: (ending, pixels) for key, (ending, pixels) in pictures.items() if pixels}
 
-    def write(self, stem: str | os.PathLike, label_image: str | None = None, geojson: bool = False) -> list[str]:
+    def write(
+        self, stem: str | os.PathLike, label_image: str | None = None, geojson: bool = False, fill: float | None = None
+    ) -> list[str]:
         """Writes the files that axial-predict writes, each whole or not at all. The JSON comes last.
 
         - STEM.panoptic.png, for a segmentation: the ids of its segments in COCO's encoding, R + 256 G + 65536 B.
@@ -207,6 +211,7 @@ class Result:
             stem: path without suffix.
             label_image: 'png' or 'tiff', the format of the label image; None for no label image.
             geojson: whether to write STEM.geojson.
+            fill: see `overlay`.
 
         Returns:
             list of the paths.
@@ -215,7 +220,7 @@ class Result:
             InputError: see `paths`. Then no file is written.
         """
         paths = self.paths(stem, label_image, geojson)
-        for key, (ending, pixels) in self._pictures(label_image).items():
+        for key, (ending, pixels) in self._pictures(label_image, fill).items():
             write_image(paths[key], Image.fromarray(pixels()), FORMATS[ending[-4:]])
         if geojson:
             write_text(paths["geojson_file_name"], json.dumps(self.geojson()) + "\n")

@@ -41,7 +41,8 @@ class Description:
     Attributes:
         content: dict of the prediction, which is written as JSON.
         summary: text that describes the prediction briefly.
-        draw: function without arguments that returns a picture of the prediction, uint8 [h, w, 3].
+        draw: function that returns a picture of the prediction, uint8 [h, w, 3]. If there are segments or objects, it
+            takes the strength of their colours, from 0 to 1, as an optional argument.
         warning: a one-line warning, which is printed after the photo's name; empty by default.
         segments: list of dicts in `content`, one for each segment or object; None for tasks that predict neither.
         panoptic: int32 [h, w], the 'id' of each pixel's segment, 0 for void; None for tasks other than segmentation.

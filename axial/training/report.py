@@ -1,5 +1,6 @@
 """Reports for people: an HTML page with the worst and the best photos, and tables of pictures."""
 
+import itertools
 import os
 
 import tensorflow as tf
@@ -8,8 +9,8 @@ from PIL import Image
 
 from axial.errors import InputError
 from axial.io import gfile
-from axial.io.page import figure, page, table
-from axial.io.show import drawn, html, percent, url
+from axial.io.page import figure, in_words, page, table
+from axial.io.show import counted, drawn, html, percent, url
 from axial.io.write import make_folder, output_file, output_folder, write_image, write_text
 
 
@@ -81,26 +82,32 @@ class Report:
                 "this --report, or merge without it"
             )
 
-    def write(self, scores):
+    def write(self, scores, about=()):
         """Writes the page, and removes the pictures of photos that it does not show. Returns the page's path.
 
         A shard keeps the pictures of other shards, because the page of the merged split shows photos of all shards.
+
+        Args:
+            scores: `Metrics` of the split.
+            about: texts for the page's header: the model and its checkpoint.
         """
         result, others = scores.result(), self._numbers_drawn() - self._chosen(scores.photos).keys()
         make_folder(self.pictures)
         self._remove({number for number in others if number % scores.shard[1] == scores.shard[0]})
-        worst, best = self.extremes(scores.photos)
+        worst, best = ("\n".join(map(self._figure, photos)) for photos in self.extremes(scores.photos))
         path = output_file(self.folder, f"{self.split}.html", "--split")
         header, rows, last = self.evaluator.classes(result)
-        main = [[name, percent(value)] for name, value in self.evaluator.headline(result).items()]
+        main = [[in_words(name), f"{percent(value)} %"] for name, value in self.evaluator.headline(result).items()]
         sections = {
-            "Scores": table(["", "%"], main),
+            "Scores": table((), main),
+            "Worst photos": worst,
+            "Best photos": best,
             "Classes": table(header, [*last, *rows]),
         }
         if mistakes := self.evaluator.mistakes(result):
             sections["Confusion of classes"] = table(*mistakes)
-        sections["Worst photos"], sections["Best photos"] = ("\n".join(map(self._figure, x)) for x in (worst, best))
-        write_text(path, page(f"{self.split}: {self.evaluator.lines(result)[-1].split()[0]}", sections))
+        about = *about, counted(len(scores.photos), self.evaluator.unit)
+        write_text(path, page(f"{self.split}: {' '.join(main[0])}", sections, about, files=True))
         return path
 
     def _figure(self, photo):
@@ -117,24 +124,26 @@ class Report:
 
 
 def save_picture_table(path, blocks, names):
-    """Draws blocks of pictures side by side.
+    """Draws the pictures of photos, two photos in a row.
 
     Args:
         path: path of the file. Its suffix chooses PNG or JPEG.
-        blocks: list of (name, rows, footer). Each row has a picture, uint8 [h, w, 3], for each column.
-        names: titles of the columns.
+        blocks: list of (name, photos, footer), drawn one below the other. Each photo is a list of pictures, uint8
+            [h, w, 3], one for each of `names`.
+        names: titles of a photo's pictures.
     """
-    rows = max(len(pictures) for _, pictures, _ in blocks)
-    figure = Figure([2.5 * len(names) * len(blocks), 1.9 * rows + 1.4], layout="constrained", facecolor="white")
-    for panel, (name, pictures, footer) in zip(figure.subfigures(1, len(blocks), squeeze=False)[0], blocks):
+    rows = [-(-len(photos) // 2) for _, photos, _ in blocks]
+    figure = Figure([4.2 * len(names), sum(1.9 * n + 1.2 for n in rows)], layout="constrained", facecolor="white")
+    panels = figure.subfigures(len(blocks), 1, squeeze=False, height_ratios=rows)[:, 0]
+    for panel, (name, photos, footer), number in zip(panels, blocks, rows):
         panel.suptitle(drawn(name), fontsize=16)
         panel.supxlabel(drawn(footer), fontsize=18, weight="bold")
-        grid = panel.subplots(rows, len(names), squeeze=False, gridspec_kw=dict(wspace=0, hspace=0))
-        for axes, column in zip(grid[0], names):
-            axes.set_title(drawn(column))
-        for axes in grid.flat:
-            axes.set_axis_off()
-        for axes_row, row in zip(grid, pictures):
-            for axes, pixels in zip(axes_row, row):
-                axes.imshow(pixels, interpolation="lanczos")
+        for first, half in enumerate(panel.subfigures(1, 2)):
+            grid = half.subplots(number, len(names), squeeze=False, gridspec_kw=dict(wspace=0, hspace=0))
+            for axes, title in zip(grid[0], names):
+                axes.set_title(drawn(title))
+            for axes in grid.flat:
+                axes.set_axis_off()
+            for axes, picture in zip(grid.flat, itertools.chain(*photos[first::2])):
+                axes.imshow(picture, interpolation="lanczos")
     figure.savefig(path, dpi=90)

@@ -111,13 +111,25 @@ def test_layers_of_a_model_and_what_they_take():
 
 
 def test_lines_of_axial_attention(x, tmp_path):
-    lines = {}
+    rows = []
     for axis in ("height", "width"):
         layer = folded(built(AxialAttention(8, 8, axis=axis, heads=4), x), x)
-        lines[axis] = pictures.line_weights(layer, x, (2, 3)).numpy(), (2, 3)
-    pictures.draw_lines(str(tmp_path / "lines.png"), photo(), lines)
+        rows.append((axis, dict(zip("abcd", pictures.line_weights(layer, x, (2, 3)).numpy())), (2, 3)))
+    pictures.draw_panels(str(tmp_path / "lines.png"), photo(), (60, 80), rows)
     width, height = size_of(tmp_path / "lines.png")
     assert width > height
+
+
+def test_panels_have_one_scale_and_no_padding(tmp_path):
+    """A photo is the left half of its canvas. A weight of 1/4 is half as bright as a weight of 1."""
+    weights = np.zeros([3, 4, 4], np.float32)
+    weights[:, 0, 0], weights[:, 3, 3] = (1, 0.25, 0), (0, 0.75, 1)
+    rows = [("", dict(zip("abc", weights)), (3, 1))]
+    pictures.draw_panels(str(tmp_path / "a.png"), np.zeros([64, 32, 3], np.uint8), (64, 64), rows)
+    sheet = np.asarray(Image.open(tmp_path / "a.png"))
+    corners = [sheet[40, i * (pictures.PANEL + 8)] for i in range(3)]
+    np.testing.assert_allclose([corner.max() for corner in corners], [255, 128, 0], atol=1)
+    assert sheet[40 : 40 + pictures.PANEL, 132:200].min() == 255  # the photo is 132 pixels wide, without the padding
 
 
 def test_maps_of_each_term(x, tmp_path):
@@ -127,6 +139,6 @@ def test_maps_of_each_term(x, tmp_path):
     for weights in maps.values():
         assert weights.shape == (6, 8) and abs(weights.sum() - 1) < 1e-5
     assert np.abs(maps[names[0]] - maps[names[3]]).max() > 1e-3
-    pictures.draw_maps(str(tmp_path / "maps.png"), photo(), maps, (2, 3))
+    pictures.draw_panels(str(tmp_path / "maps.png"), photo(), (60, 80), [("", maps, (2, 3))])
     width, height = size_of(tmp_path / "maps.png")
     assert width > 3 * height

@@ -171,7 +171,7 @@ def test_the_page_shows_twenty_photos_from_the_records(tmp_path):
     assert [name for name, _ in report.sample] == [name for name, _ in again.sample]
     text = page([report])
     assert len(re.findall("<img ", text)) == 20 and "&lt;sky&gt;" in text and "<sky>" not in text
-    assert "http" not in text
+    assert "http:" not in text and "https:" not in text
 
 
 def test_data_of_whole_photos_and_of_sentences_are_checked(colours_dir, texts_dir):

@@ -46,6 +46,8 @@ def test_attention_of_a_run(command, trained, exported, tmp_path):
     assert result.code == 0, result.err
     assert result.out == f"{tmp_path}/000000000285.stage2_block1.png\n"
     assert np.asarray(Image.open(result.out.strip())).std() > 5
+    result = command("analyze", "attention", f"--model={trained}", *asked, "--query=10,20", "--query=90,5")
+    assert [line.split(".")[-3] for line in result.out.splitlines()] == ["10-20", "90-5"]
     for flag, message in {
         f"--model={exported}": "a run of axial-train is expected",
         "--query=1000,0": "--query=1000,0: outside of the photo",

@@ -146,8 +146,8 @@ SHOWN = [name for name in NAMES if not re.search("[\ud800-\udfff]", name)]
 STEMS = [name for name in SHOWN if not re.search("[/\x00]", name)][::4]  # file names of photos, without suffix
 
 
-TAGS = set("html head meta title style body h1 h2 p table tr th td i figure figcaption img div".split())
-ATTRIBUTES = {"lang", "charset", "style", "class", "src", "alt", "title"}
+TAGS = {*"html head meta title style body header nav a main h1 h2 p table tr th td i figure figcaption img div".split()}
+ATTRIBUTES = set("lang charset http-equiv name content style class id href src alt title".split())
 
 
 class Page(html.parser.HTMLParser):

@@ -160,7 +160,8 @@ def test_the_csv_the_report_and_the_picture_show_the_scores(scored):
     folder, matching, _ = scored
     accuracy = matching["run"]["0.05"]["accuracy"]
     assert np.asarray(Image.open(folder / "new" / "a.png")).std() > 20
-    assert f"<td>accuracy@0.05</td><td>{100 * accuracy:.1f}</td>" in (folder / "run" / "val2017.html").read_text()
+    page = (folder / "run" / "val2017.html").read_text()
+    assert f"<td>accuracy at IoU 0.05</td><td>{100 * accuracy:.1f} %</td>" in page
     first, second = csv.DictReader((folder / "scores.csv").read_text().splitlines())
     assert first["pq_all"] == second["pq_all"] and float(first["accuracy@0.05"]) == round(100 * accuracy, 3)
     assert second["model"].endswith("panoptic_val2017.json") and second["photos"] == "8"

@@ -209,6 +209,14 @@ def test_html_has_no_other_tags_than_ours(name):
     assert show.html(show.html(name)) == show.html(name)
 
 
+def test_a_page_runs_only_its_own_script():
+    hashed = "'sha256-T8Xibs7zV8KTQdRXjpKJTlizX17SudRlddrZKaeFg9E='"
+    for script, allowed in {"": "'none'", "1 < 2": hashed}.items():
+        text = page("a", {}, script=script)
+        assert f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {allowed}\"" in text
+        assert ("<script>1 < 2</script>" in text) == bool(script)
+
+
 def cells_of(text):
     """Returns (text of each cell, types of all tokens) of a Markdown text with one table."""
     tokens = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"]).parse(text)

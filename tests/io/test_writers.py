@@ -15,7 +15,6 @@ WRITERS = set(
 # Calls that may write without `axial.io.write`: dict from each reason to a list of (file, function, call).
 REVIEWED = {
     "`write_whole` calls it with a temporary file": [
-        ("analysis/attention_pictures.py", "_save", "figure.savefig"),
         ("analysis/run_page.py", "draw_curves", "plots.savefig"),
         ("tasks/segmentation/prediction_writers.py", "write", "zipfile.ZipFile"),
         ("data/tfrecord.py", "write", "tf.io.TFRecordWriter"),
@@ -24,7 +23,7 @@ REVIEWED = {
     ],
     "it writes to memory": [
         ("analysis/data_check.py", "_picture", "image.save"),
-        ("analysis/run_page.py", "_picture", "_plots({'': curves}, names).savefig"),
+        ("analysis/run_page.py", "_plotted", "_plots({'': curves}, [name]).savefig"),
         ("data/files.py", "_encoded", "rgb(photo).save"),
         ("data/converters/boxes.py", "_mask", "Image.fromarray(255 * pixels).convert('1').save"),
         ("data/labels.py", "encode_rgb", "Image.fromarray(rgb).save"),

@@ -7,7 +7,7 @@ from PIL import Image
 from axial.data.specs import COCO, NUCLEI, DatasetSpec
 from axial.tasks.classification.task import caption
 from axial.tasks.detection.evaluator import draw_objects
-from axial.tasks.segmentation.drawing import OPACITY, overlay, save_stress, segment_colors
+from axial.tasks.segmentation.drawing import FILL, overlay, save_stress, segment_colors
 from axial.tasks.segmentation.studies import add_changes
 from axial.tasks.translation.task import write_lines
 from axial.training.report import save_picture_table
@@ -23,9 +23,11 @@ def test_segments_get_their_colors_and_outlines():
     colors = segment_colors([0, 0], COCO)
     assert not np.array_equal(*colors)  # two instances have different colours
     for column, color in zip((30, 50), colors):
-        np.testing.assert_array_equal(painted[5, column], (OPACITY * color).astype(np.uint8) + 40)
-    np.testing.assert_array_equal(painted[5, 5], [40, 40, 40])  # void is dimmed
-    np.testing.assert_array_equal(painted[:5, 20], 255)
+        np.testing.assert_array_equal(painted[5, column], (FILL * color).astype(np.uint8) + 70)
+        np.testing.assert_array_equal(overlay(photo, segments, [0, 0], COCO, 0)[5, column], 100)
+    np.testing.assert_array_equal(painted[5, 5], [70, 70, 70])  # void is dimmed
+    for column, color in {19: 0, 20: colors[0], 39: colors[0], 40: colors[1]}.items():  # both sides of each border
+        np.testing.assert_array_equal(painted[:5, column], np.broadcast_to(color, [5, 3]))
 
 
 def test_instances_of_a_single_class_of_things_have_hues_of_their_own():

@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from axial.data.specs import COCO
-from axial.tasks.segmentation.evaluator import PANOPTIC, PanopticMetrics
+from axial.metrics.panoptic_quality import Segments
+from axial.tasks.segmentation.evaluator import PANOPTIC, PanopticMetrics, true_segments
 from axial.training.report import Report
 from tests.browser import look
 from tests.truths import shifted
@@ -38,7 +39,7 @@ def test_the_worst_and_the_best_are_shown(page):
     text = pathlib.Path(path).read_text()
     names = re.findall(r"<figcaption>(.+?): PQ ([\d.]+)", text)
     assert names == [(name, f"{100 * quality:.1f}") for _, name, quality in worst + best]
-    assert "taken for" in text
+    assert text.index("Best photos</h2>") < text.index("Classes</h2>") < text.index("taken for")
 
 
 def test_the_pictures_are_those_of_the_extremes_after_every_photo(tmp_path):
@@ -76,6 +77,15 @@ def test_every_picture_exists_and_no_other(page):
     for source in sources:
         Image.open(folder + source).load()
     assert {f"val2017/{name}" for name in os.listdir(folder + "val2017")} == set(sources)
+
+
+def test_a_match_has_the_color_of_its_object(sample_dir):
+    """The prediction has the true segments in another order, and the same picture."""
+    example = next(iter(PANOPTIC.examples(sample_dir, "val2017", COCO)))
+    ids, classes, *_ = true_segments(example)
+    moved = Segments(np.where(ids, len(classes) + 1 - ids, 0), classes[::-1])
+    _, truth, prediction = PANOPTIC.draw(example, (moved,), COCO)
+    np.testing.assert_array_equal(truth, prediction)
 
 
 def test_in_a_browser(page, tmp_path):

@@ -18,7 +18,7 @@ from axial.metrics.coco_ap import FIGURES, CocoAP
 from axial.tasks.base import Description, Evaluator, summary_line
 from axial.tasks.detection.input_pipeline import has_masks, record_masks, record_objects
 from axial.tasks.metrics import Metrics, PredictionWriter
-from axial.tasks.segmentation.drawing import segment_colors
+from axial.tasks.segmentation.drawing import FILL, segment_colors
 
 SHOWN = 0.5  # score threshold of objects in pictures and summaries
 
@@ -205,7 +205,7 @@ class DetectionPredictionWriter(PredictionWriter):
 # === Pictures and descriptions ===
 
 
-def draw_objects(photo, objects, classes, spec):
+def draw_objects(photo, objects, classes, spec, fill=FILL):
     """Draws objects on a photo: boxes, class names and, if there are any, masks. Returns uint8 [h, w, 3].
 
     Args:
@@ -214,12 +214,13 @@ def draw_objects(photo, objects, classes, spec):
             after the class name, and 'segmentation', a mask. The first object is drawn last, on top of the others.
         classes: class index of each object.
         spec: `DatasetSpec`.
+        fill: strength of the colours of masks, from 0 to 1.
     """
     colors, pixels = segment_colors(classes, spec), photo.astype(np.float64)
     for one, color in zip(objects, colors):
         if "segmentation" in one:
             inside = masks.decode(one["segmentation"])[..., None] > 0
-            pixels = np.where(inside, 0.5 * pixels + 0.5 * color, pixels)
+            pixels = np.where(inside, (1 - fill) * pixels + fill * color, pixels)
     image = Image.fromarray(pixels.astype(np.uint8))
     side = max(photo.shape[:2])
     draw, font = ImageDraw.Draw(image), ImageFont.load_default(max(10, round(side / 40)))
@@ -232,10 +233,11 @@ def draw_objects(photo, objects, classes, spec):
     return np.asarray(image)
 
 
-def _draw_predicted(photo, objects, spec):
+def _draw_predicted(photo, objects, spec, fill=FILL):
     """A photo with the predicted objects whose score is at least `SHOWN`."""
     shown = [one for one in objects if one["score"] >= SHOWN]
-    return draw_objects(photo, shown, [spec.class_of_category[one["category_id"]] for one in shown], spec)
+    classes = [spec.class_of_category[one["category_id"]] for one in shown]
+    return draw_objects(photo, shown, classes, spec, fill)
 
 
 def _object_json(number, name, one):

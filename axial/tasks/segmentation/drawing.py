@@ -10,7 +10,7 @@ from axial.data.labels import nth_of_class
 from axial.io.show import drawn, plain
 
 GOLDEN = (5**0.5 - 1) / 2
-OPACITY = 0.6  # of the segments' colours
+FILL = 0.3  # strength of the colours inside segments, from 0 to 1
 
 
 def segment_colors(classes, spec):
@@ -29,8 +29,8 @@ def segment_colors(classes, spec):
     return np.clip(np.round(shades, 6), 0, 255).astype(np.uint8)
 
 
-def overlay(photo, segments, classes, spec):
-    """Overlays segments on a photo: colours, outlines, and the class names of large segments.
+def overlay(photo, segments, classes, spec, fill=FILL, *, colors=None):
+    """Overlays segments on a photo: outlines, a light fill, and the class names of large segments. Void is darker.
 
     No names are drawn if the spec has one stuff class and one thing class, as the colours distinguish these.
 
@@ -39,17 +39,19 @@ def overlay(photo, segments, classes, spec):
         segments: int [h, w]; 0 for void, i + 1 for segment i.
         classes: class index of each segment.
         spec: `DatasetSpec`.
+        fill: strength of the colours inside segments: 0 draws only outlines, 1 hides the photo.
+        colors: uint8 [S, 3], the colour of each segment; by default `segment_colors`.
 
     Returns:
         uint8 [h, w, 3].
     """
-    palette = np.concatenate([np.zeros([1, 3]), OPACITY * segment_colors(classes, spec)]).astype(np.uint8)
-    dimmed = [np.array([k * v for v in range(256)], np.uint8) for k in (0.4, 1 - OPACITY)]
-    painted = np.where((segments > 0)[..., None], palette[segments] + dimmed[1][photo], dimmed[0][photo])
-    edge = np.zeros(segments.shape, bool)
-    edge[:, 1:] |= segments[:, 1:] != segments[:, :-1]
-    edge[1:] |= segments[1:] != segments[:-1]
-    painted[edge] = 255
+    colors = segment_colors(classes, spec) if colors is None else colors
+    palette = np.concatenate([np.zeros([1, 3], np.uint8), colors])
+    painted = np.uint8(fill * palette)[segments] + np.uint8((1 - fill) * np.arange(256))[photo]
+    around = np.pad(segments, 1, mode="edge")
+    sides = around[:-2, 1:-1], around[2:, 1:-1], around[1:-1, :-2], around[1:-1, 2:]
+    edge = np.logical_or.reduce([segments != side for side in sides])
+    painted[edge] = palette[segments[edge]]
     image = Image.fromarray(painted)
     if tuple(spec.things) not in ((False, True), (True, False)):
         _write_labels(image, segments, [plain(spec.class_names[c]) for c in classes])

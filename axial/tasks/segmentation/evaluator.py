@@ -17,10 +17,10 @@ from axial.io.show import counted, percent
 from axial.metrics.coco_ap import InstanceAP, run_lengths
 from axial.metrics.matching import MatchingAccuracy
 from axial.metrics.mean_iou import MeanIoU
-from axial.metrics.panoptic_quality import PanopticQuality, Segments, split_segments
+from axial.metrics.panoptic_quality import PanopticQuality, Segments, compare, split_segments
 from axial.tasks.base import Description, Evaluator, scores_line, summary_line
 from axial.tasks.metrics import Metrics
-from axial.tasks.segmentation.drawing import overlay
+from axial.tasks.segmentation.drawing import overlay, segment_colors
 from axial.tasks.segmentation.input_pipeline import segment_map
 from axial.tasks.segmentation.prediction_writers import CocoPredictionWriter, category_map
 from axial.tasks.segmentation.tiles import Tiled
@@ -175,10 +175,16 @@ class SegmentationEvaluator(Evaluator):
     studies = ("submission_dir", "stress", "sweep", "thresholds")
 
     def draw(self, example, decoded, spec):
-        """Pictures of the photo, the ground truth and the prediction, each uint8 [h, w, 3]."""
-        photo = decode_photo(example).numpy()
-        both = true_segments(example), decoded[0]
-        return photo, *(overlay(photo, segments.ids, segments.classes, spec) for segments in both)
+        """Pictures of the photo, the ground truth and the prediction, each uint8 [h, w, 3].
+
+        A match has the colour of its true segment; all other segments have colours of their own.
+        """
+        both, photo = (true_segments(example), decoded[0]), decode_photo(example).numpy()
+        colors = np.split(segment_colors(np.concatenate([s.classes for s in both]), spec), [len(both[0].classes)])
+        pairs = compare(*both)
+        match = pairs.iou > 0.5
+        colors[1][pairs.predicted[match] - 1] = colors[0][pairs.true[match] - 1]
+        return photo, *(overlay(photo, s.ids, s.classes, spec, colors=shades) for s, shades in zip(both, colors))
 
     def describe(self, image, prediction, spec):
         """The `Description` of the prediction for a photo, uint8 [h, w, 3].
