@@ -15,12 +15,13 @@ from axial.analysis.attention_pictures import query_weights
 from axial.data.preprocess import ScaledCanvas
 from axial.errors import InputError
 from axial.layers.attention.folded import FoldedAttention
-from axial.layers.attention.layer import AxialAttention, LocalAttention
+from axial.layers.attention.layer import TERMS, AxialAttention, LocalAttention
 from axial.layers.spatial_attention.generalized_attention import GeneralizedAttention
 from axial.metrics.panoptic_quality import Segments
 from axial.models.registry import build_model
 from tests import oracles, study_oracles
 from tests.conftest import make_task, randomize
+from tests.layers.test_axial_attention import oracle_weights
 from tests.tasks import contract
 
 HOSTILE = '<img src=x onerror="document.title = 1">&amp;</script>.png'
@@ -128,33 +129,20 @@ def test_the_factors_give_the_weights_of_every_query(name):
             assert mass(one, other) < MASS / 10
 
 
-@pytest.mark.parametrize("term", ["content", "query", "key"])
+@pytest.mark.parametrize("term", range(len(TERMS)))
 def test_a_term_alone_is_that_of_the_equation(term):
-    """The weights of one term, times the values, are the output of the oracle that has only this term."""
+    """The weights of one term, times the folded values, are the output of the oracle that has only this term."""
     x = tf.random.stateless_normal([1, 7, 1, 8], [0, 1])
     layer = AxialAttention(8, 8, axis="height", heads=2, value_position=False)
-    about, values = read_layer(folded(layer, x), x)
-    weights = np.stack([page_weights(about, values, (y, 0), {term}) for y in range(7)], 1)  # [H, L, M]
-    w = {
-        "kernel": layer.kernel.numpy(),
-        **{f"{use}_table": table.numpy() for use, table in layer.tables.items()},
-        "output_gamma": np.ones([1, 8]),
-        "output_beta": np.zeros([1, 8]),
-        "output_mean": np.zeros([1, 8]),
-        "output_variance": np.ones([1, 8]),
-    }
-    names = ("gamma", "beta", "mean", "variance")
-    for name, norm in (("qkv", layer.qkv_norm), ("logit", layer.logit_norm)):
-        stored = norm.gamma, getattr(norm, "beta", None), norm.moving_mean, norm.moving_variance
-        w |= {f"{name}_{key}": value.numpy() for key, value in zip(names, stored) if value is not None}
-    index = ["content", "query", "key"].index(term)
-    w |= {f"logit_{key}": w[f"logit_{key}"][index : index + 1] for key in ("gamma", "mean", "variance")}
-    epsilon = layer.norm.epsilon
-    expected, _ = oracles.axial_attention(x.numpy()[:, :, 0], w, 2, None, terms=[term], epsilon=epsilon, training=False)
-    qkv = x.numpy()[0, :, 0] @ w["kernel"]
-    qkv = (qkv - w["qkv_mean"]) / np.sqrt(w["qkv_variance"] + epsilon) * w["qkv_gamma"] + w["qkv_beta"]
-    v = np.split(qkv, 3, 1)[2].reshape(7, 2, 4)
-    actual = np.einsum("hlm,mhe->lhe", weights, v).reshape(7, 8) / np.sqrt(1 + epsilon)
+    twin = folded(layer, x)
+    about, values = read_layer(twin, x)
+    w = oracle_weights(layer)
+    w |= {name: value[term : term + 1] for name, value in w.items() if name.startswith("logit_")}
+    options = dict(terms=TERMS[term : term + 1], epsilon=layer.norm.epsilon, training=False)
+    expected, _ = oracles.axial_attention(x.numpy()[:, :, 0], w, 2, None, **options)
+    v = (x[0, :, 0] @ twin.kernels[2] + twin.biases[2]).numpy().reshape(7, 2, 4)
+    weights = [page_weights(about, values, (y, 0), {TERMS[term]}) for y in range(7)]
+    actual = np.einsum("lhm,mhe->lhe", weights, v).reshape(7, 8)
     np.testing.assert_allclose(actual, expected[0], atol=2e-3 * np.abs(expected).max())
 
 
