@@ -1,11 +1,10 @@
 "use strict";
 
-// The page of axial-analyze view. view.py writes the data: models, their photos, and for each photo the factors of the
-// attention logits of blocks. This script multiplies the factors, takes the softmax and draws the weights.
-//
-// A block has one layer, or two: attention along the columns, and then along the rows. Its cells are the keys of its
-// first layer, Y x X. A query [y, x] of a block is a pixel of its last layer's map. A point [y, x] is in pixels of the
-// canvas, the network's input. The values of the form are the state of the page, and its address has them too.
+// The page of axial-analyze view. view.py writes the models, their photos, and the factors of the attention logits of
+// blocks. This script multiplies the factors, takes the softmax and draws the weights. A block has one layer, or two:
+// attention along the columns, and then along the rows. Its cells are the keys of its first layer, Y x X. A query
+// [y, x] is a pixel of its last layer's map. A point [y, x] is in pixels of the canvas, the network's input. The values
+// of the form are the state of the page, and its address has them too.
 
 const models = JSON.parse(document.getElementById("data").textContent);
 const TERMS = {
@@ -20,9 +19,9 @@ const LAYERS = { photo: "photo", prediction: "prediction", truth: "truth", error
 const COLORS = ["#0077bb", "#ee7733", "#009988", "#cc3311", "#33bbee", "#ee3377", "#a68a00", "#8866dd"];
 const RAMP = ["#2a0b54", "#8a1c7d", "#e04a46", "#fca50a", "#fcffa4"];
 const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
-const SVG = "http://www.w3.org/2000/svg";
 const form = document.getElementById("view");
 let asked = new URLSearchParams(location.hash.slice(1));
+let [queued, last] = [null, Promise.resolve()];
 
 const byId = (id) => document.getElementById(id);
 const range = (n) => [...Array(n).keys()];
@@ -35,8 +34,8 @@ const rgb = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
 const valueOf = (name) => new FormData(form).get(name);
 
 function element(name, attributes, text, parent) {
-  const isSvg = ["path", "svg", "image", "text", "rect"].includes(name);
-  const made = isSvg ? document.createElementNS(SVG, name) : document.createElement(name);
+  const space = ["path", "svg", "image", "text", "rect"].includes(name) ? "2000/svg" : "1999/xhtml";
+  const made = document.createElementNS(`http://www.w3.org/${space}`, name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
   made.textContent = text;
   parent?.append(made);
@@ -399,25 +398,32 @@ function showPanel(panel) {
   for (const [side, lines, cellOf, selected] of sets) {
     lines.forEach((weights, head) => add(`${side} ${head + 1}`, weights, cellOf, head, selected));
   }
-  const what = (find(".object").textContent = describe(photo, at));
-  return (
-    `${block.name}: the query in row ${query[0] + 1}, column ${query[1] + 1} is on ${what}. Largest weight of a cell: ` +
-    `${percent(top)}. Weight on padding: ${padding}, on the query's segment: ${own}, on its class: ${same}.`
-  );
-}
-
-async function update() {
-  for (const panel of panels) await openPanel(panel);
-  byId("status").textContent = panels.map(showPanel).join(" ");
-  const { photo } = panels[0];
-  byId("note").textContent = [photo.name, photo.summary, photo.note].filter(Boolean).join(". ");
-  byId("key").replaceChildren();
-  for (const fate of photo.truths && valueOf("layer") === "errors" ? Object.keys(FATES) : []) {
-    const label = element("span", {}, "", byId("key"));
+  find(".note").textContent = [photo.name, photo.summary, photo.note].filter(Boolean).join(". ");
+  find(".key").replaceChildren();
+  for (const fate of layer === "errors" ? Object.keys(FATES) : []) {
+    const label = element("span", {}, "", find(".key"));
     element("i", { style: `--color: ${FATES[fate]}` }, "", label);
     const listed = fate === "missed" ? photo.truths : photo.objects;
     label.append(`${fate}: ${listed.filter((object) => object.fate === fate).length}`);
   }
+  const what = (find(".object").textContent = describe(photo, at));
+  return (
+    `${panel.model.name}, ${block.name}: the query in row ${query[0] + 1}, column ${query[1] + 1} is on ${what}. ` +
+    `Largest weight of a cell: ${percent(top)}. ` +
+    `Weight on padding: ${padding}, on the query's segment: ${own}, on its class: ${same}.`
+  );
+}
+
+// Shows the state of the form, once for all changes that come while the page works.
+function update() {
+  queued ??= last = last.then(show, show);
+  return queued;
+}
+
+async function show() {
+  queued = null;
+  for (const panel of panels) await openPanel(panel);
+  byId("status").textContent = panels.map(showPanel).join(" ");
   asked = new URLSearchParams(new FormData(form));
   history.replaceState(null, "", `#${asked}`);
 }
@@ -460,7 +466,7 @@ async function saveFigure(kind) {
   const lines = panels.flatMap(pictures);
   const side = 240;
   const width = Math.max(...lines.map((line) => line.length)) * side;
-  const svg = element("svg", { xmlns: SVG, width });
+  const svg = element("svg", { width });
   const paper = element("rect", { width, fill: "#fff" }, "", svg);
   let y = 0;
   for (const line of lines) {
@@ -489,10 +495,5 @@ makeControls();
 form.addEventListener("input", update);
 byId("svg").addEventListener("click", () => saveFigure("svg"));
 byId("png").addEventListener("click", () => saveFigure("png"));
-window.addEventListener("hashchange", () => {
-  asked = new URLSearchParams(location.hash.slice(1));
-  for (const panel of panels) panel.controls = null;
-  makeControls();
-  update();
-});
+window.addEventListener("hashchange", () => location.reload());
 update();

@@ -33,7 +33,6 @@ from axial.tasks.segmentation.tiles import Tiled
 
 MEGABYTE = 2**20
 FAIR, MOST = 16 * MEGABYTE, 32 * MEGABYTE  # bytes of all blocks by default, and the largest allowed number
-PHOTOS = 8  # largest number of photos
 QUALITY = 92  # of the photos' JPEG files
 HERE = os.path.dirname(__file__)
 HEAD = """<meta name="viewport" content="width=device-width, initial-scale=1">
@@ -59,9 +58,18 @@ def attending_blocks(model, name="the model"):
 
 
 def choose_blocks(blocks, names):
-    """The blocks with these names, of the dict of `attending_blocks`; without names the last block of each stage."""
-    names = names or {name.partition("_block")[0]: name for name in blocks}.values()
-    return {name: block for name, block in blocks.items() if name in names}
+    """The blocks with these names, of the dict of `attending_blocks`; without names the last block of each stage.
+
+    Names that are missing are left out, as another model may have them. Raises InputError if all are missing.
+    """
+    chosen = names or {name.partition("_block")[0]: name for name in blocks}.values()
+    if not set(chosen) & set(blocks):
+        raise InputError(f"--block={names[0]}: {_no_block(names[0], blocks)}")
+    return {name: block for name, block in blocks.items() if name in chosen}
+
+
+def _no_block(name, attending):
+    return f"no such block attends{nearest(name, attending)}: {', '.join(attending)}"
 
 
 def pack(numbers):
@@ -209,47 +217,55 @@ def view_photo(task, predict, example):
         placed = place_labels(np.int32(ids[box]), network["valid_size"], canvas.shape[:2])
         return np.uint16(placed)[:height, :width]
 
-    if description.panoptic is None:
-        return view, canvas
-    names, table = task.spec.class_names, segment_table(prediction, task.spec)
-    colors = map(_hex, segment_colors(table.classes, task.spec))
-    objects = [
-        {**{name: segment[name] for name in ("id", "class", "thing", "score", "area")}, "color": color}
-        for segment, color in zip(description.segments, colors)
-    ]
-    ids = place(description.panoptic)
-    view |= {"prediction": pack(ids), "objects": objects}
-    things = np.argwhere(np.concatenate([[False], np.asarray(task.spec.things, bool)[table.classes]])[ids])
-    if len(things):  # the first query is in the middle of the thing that is nearest to the centre
-        near = things[np.argmin(np.abs(things - np.array(ids.shape) / 2).sum(1))]
-        thing = np.argwhere(ids == ids[tuple(near)])
-        middle = thing[np.argmin(np.abs(thing - thing.mean(0)).sum(1))]
-        view["start"] = ((middle + 0.5) / ids.shape).tolist()
-    if "segment/class" in example:
-        true = true_segments(example)
-        fates, own_fates = matches(true, table)
-        colors = map(_hex, segment_colors(true.classes, task.spec))
-        areas = np.bincount(true.ids.ravel(), minlength=len(true.classes) + 1)[1:]
-        view["objects"] = [{**one, **fate} for one, fate in zip(objects, own_fates)]
-        view["truths"] = [
-            {"id": i + 1, "class": names[c], "area": int(area), "color": color, **fate}
-            for i, (c, area, color, fate) in enumerate(zip(true.classes, areas, colors, fates))
-        ]
-        for segment in view["truths"]:
-            if segment["fate"] == "matched":
-                segment["color"] = objects[segment["other"] - 1]["color"]
-        view["truth"] = pack(place(true.ids))
+    if description.panoptic is not None:
+        view |= _view_segments(task.spec, description, segment_table(prediction, task.spec), place)
+    if "prediction" in view and "segment/class" in example:
+        view |= _view_truth(task.spec, true_segments(example), segment_table(prediction, task.spec), view, place)
     return view, canvas
 
 
-def split_examples(task, split, names):
+def _view_segments(spec, description, table, place):
+    """JSON dict of the predicted segments. `place` maps a photo's labels to those of the shown pixels."""
+    ids, things = place(description.panoptic), np.asarray(spec.things, bool)[table.classes]
+    names = "id", "class", "thing", "score", "area"
+    objects = [
+        {**{name: segment[name] for name in names}, "color": _hex(color)}
+        for segment, color in zip(description.segments, segment_colors(table.classes, spec))
+    ]
+    view = {"prediction": pack(ids), "objects": objects}
+    pixels = np.argwhere(np.concatenate([[False], things])[ids])
+    if len(pixels):  # the first query is in the middle of the thing that is nearest to the centre
+        near = pixels[np.argmin(np.abs(pixels - np.array(ids.shape) / 2).sum(1))]
+        thing = np.argwhere(ids == ids[tuple(near)])
+        middle = thing[np.argmin(np.abs(thing - thing.mean(0)).sum(1))]
+        view["start"] = ((middle + 0.5) / ids.shape).tolist()
+    return view
+
+
+def _view_truth(spec, true, table, view, place):
+    """JSON dict of the true segments, and of the fates of the predicted ones. Matched segments have one colour."""
+    true_fates, fates = matches(true, table)
+    areas = np.bincount(true.ids.ravel(), minlength=len(true.classes) + 1)[1:]
+    colors = [
+        view["objects"][fate["other"] - 1]["color"] if fate["fate"] == "matched" else _hex(color)
+        for fate, color in zip(true_fates, segment_colors(true.classes, spec))
+    ]
+    truths = [
+        {"id": i + 1, "class": spec.class_names[index], "area": int(area), "color": color, **fate}
+        for i, (index, area, color, fate) in enumerate(zip(true.classes, areas, colors, true_fates))
+    ]
+    objects = [{**one, **fate} for one, fate in zip(view["objects"], fates)]
+    return {"objects": objects, "truths": truths, "truth": pack(place(true.ids))}
+
+
+def split_examples(task, split, names, most=8):
     """List of the examples of a split whose photos have these names, with or without folder and ending.
 
-    Without names, the first `PHOTOS` examples. Raises InputError if the split lacks a photo.
+    Without names, the first `most` examples. Raises InputError if the split lacks a photo.
     """
     examples = task.eval_dataset(split)
     if not names:
-        return list(examples.take(PHOTOS))
+        return list(examples.take(most))
     wanted = {_stem(name): None for name in names}
     stems = []
     for example in examples:
@@ -289,6 +305,35 @@ def view_model(name, task, model, examples, block_names):
     return {"name": name, "attending": list(attending), "photos": photos}
 
 
+def _sizes(model):
+    """dict from the names of a model's blocks to their bytes for all photos, the first stage first."""
+    sizes = {}
+    for block in (block for photo in model["photos"] for block in photo["blocks"]):
+        sizes[block["name"]] = sizes.get(block["name"], 0) + len(block["data"])
+    return sizes
+
+
+def _keep(model, models, block_names):
+    """Removes blocks of a model, one of several `models`; see `write_view`. Returns their names."""
+    sizes, removed = _sizes(model), []
+    while not block_names and len(sizes) > 1 and sum(sizes.values()) > FAIR / models:
+        removed.append(next(iter(sizes)))
+        del sizes[removed[-1]]
+    for photo in model["photos"]:
+        photo["blocks"] = [block for block in photo["blocks"] if block["name"] in sizes]
+    return removed
+
+
+def _too_large(model, models):
+    """What is wrong if the blocks of a model, one of several `models`, need more than its part of `MOST` bytes."""
+    sizes, most = _sizes(model), MOST / models
+    if sum(sizes.values()) <= most:
+        return None
+    listed = ", ".join(f"{name} {size / MEGABYTE:.1f} MB" for name, size in sizes.items())
+    blocks = f"the blocks of {model['name']} need {listed}"
+    return f"{blocks}; expected at most {most / MEGABYTE:.0f} MB: give fewer photos, or fewer blocks with --block"
+
+
 def write_view(path, models, block_names=()):
     """Writes the page.
 
@@ -302,33 +347,15 @@ def write_view(path, models, block_names=()):
         Names of the removed blocks.
 
     Raises:
-        InputError: the blocks need more than `MOST` bytes, or no block of a model has one of the names.
+        InputError: no model has a block with one of the names, or the blocks need more than `MOST` bytes.
     """
     attending = list(dict.fromkeys(name for model in models for name in model["attending"]))
     for name in block_names:
         if name not in attending:
-            raise InputError(f"--block={name}: no such block attends{nearest(name, attending)}: {', '.join(attending)}")
-    for model in models:
-        if not model["photos"][0]["blocks"]:
-            raise InputError(
-                f"--block: none of {model['name']}, whose attending blocks are {', '.join(model['attending'])}"
-            )
-    left_out = []
-    for model in models:
-        sizes = {}
-        for block in (block for photo in model["photos"] for block in photo["blocks"]):
-            sizes[block["name"]] = sizes.get(block["name"], 0) + len(block["data"])
-        kept = list(sizes)
-        while not block_names and len(kept) > 1 and sum(sizes[name] for name in kept) > FAIR / len(models):
-            left_out.append(kept.pop(0))
-        if sum(sizes[name] for name in kept) > MOST / len(models):
-            listed = ", ".join(f"{name} {sizes[name] / MEGABYTE:.1f} MB" for name in kept)
-            raise InputError(
-                f"{path}: the blocks of {model['name']} need {listed}, expected at most "
-                f"{MOST / len(models) / MEGABYTE:.0f} MB; choose fewer with --block, or fewer photos"
-            )
-        for photo in model["photos"]:
-            photo["blocks"] = [block for block in photo["blocks"] if block["name"] in kept]
+            raise InputError(f"--block={name}: {_no_block(name, attending)}")
+    left_out = [name for model in models for name in _keep(model, len(models), block_names)]
+    if error := next(filter(None, (_too_large(model, len(models)) for model in models)), None):
+        raise InputError(f"{path}: {error}")
     script = read_text(os.path.join(HERE, "view.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     content = json.dumps(models).replace("<", "\\u003c")
