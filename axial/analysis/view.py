@@ -94,7 +94,7 @@ def describe_layer(layer, size):
     if isinstance(layer, FoldedAttention):
         windows = layer.spec.windows(tf.zeros([1, *size, 1]))
         axis, stride, heads = layer.spec.axis, 1, layer.spec.options.heads
-        reach, depth = windows.span // 2 if axis == "square" else windows.reach, layer.spec.key_channels // heads
+        reach, depth = windows.rows_cut.reach if axis == "square" else windows.reach, layer.spec.key_channels // heads
     else:
         axis, stride, heads, depth, (reach, _) = "map", layer.key_stride, layer.heads, layer.depth, layer.reach
     keys = [-(-side // stride) for side in size]
@@ -213,20 +213,22 @@ def view_photo(task, predict, example):
         "start": [0.5, 0.5],
     }
 
-    def place(ids):
+    def on_canvas(ids):
         placed = place_labels(np.int32(ids[box]), network["valid_size"], canvas.shape[:2])
         return np.uint16(placed)[:height, :width]
 
     if description.panoptic is not None:
-        view |= _view_segments(task.spec, description, segment_table(prediction, task.spec), place)
+        view |= _view_segments(task.spec, description, segment_table(prediction, task.spec), on_canvas)
     if "prediction" in view and "segment/class" in example:
-        view |= _view_truth(task.spec, true_segments(example), segment_table(prediction, task.spec), view, place)
+        view |= _view_truth(
+            task.spec, true_segments(example), segment_table(prediction, task.spec), view, on_canvas=on_canvas
+        )
     return view, canvas
 
 
-def _view_segments(spec, description, table, place):
-    """JSON dict of the predicted segments. `place` maps a photo's labels to those of the shown pixels."""
-    ids, things = place(description.panoptic), np.asarray(spec.things, bool)[table.classes]
+def _view_segments(spec, description, table, on_canvas):
+    """JSON dict of the predicted segments. `on_canvas` maps a photo's labels to those of the shown pixels."""
+    ids, things = on_canvas(description.panoptic), np.asarray(spec.things, bool)[table.classes]
     names = "id", "class", "thing", "score", "area"
     objects = [
         {**{name: segment[name] for name in names}, "color": _hex(color)}
@@ -242,7 +244,7 @@ def _view_segments(spec, description, table, place):
     return view
 
 
-def _view_truth(spec, true, table, view, place):
+def _view_truth(spec, true, table, view, on_canvas):
     """JSON dict of the true segments, and of the fates of the predicted ones. Matched segments have one colour."""
     true_fates, fates = matches(true, table)
     areas = np.bincount(true.ids.ravel(), minlength=len(true.classes) + 1)[1:]
@@ -255,7 +257,7 @@ def _view_truth(spec, true, table, view, place):
         for i, (index, area, color, fate) in enumerate(zip(true.classes, areas, colors, true_fates))
     ]
     objects = [{**one, **fate} for one, fate in zip(view["objects"], fates)]
-    return {"objects": objects, "truths": truths, "truth": pack(place(true.ids))}
+    return {"objects": objects, "truths": truths, "truth": pack(on_canvas(true.ids))}
 
 
 def split_examples(task, split, names, most=8):
@@ -266,16 +268,16 @@ def split_examples(task, split, names, most=8):
     examples = task.eval_dataset(split)
     if not names:
         return list(examples.take(most))
-    wanted = {_stem(name): None for name in names}
+    chosen = {_stem(name): None for name in names}
     stems = []
     for example in examples:
         stems.append(_stem(photo_name(example)))
-        if stems[-1] in wanted:
-            wanted[stems[-1]] = example
+        if stems[-1] in chosen:
+            chosen[stems[-1]] = example
     for name in names:
-        if wanted[_stem(name)] is None:
+        if chosen[_stem(name)] is None:
             raise InputError(f"{name}: no such photo in {task.data_dir}, split {split}{nearest(_stem(name), stems)}")
-    return list(wanted.values())
+    return list(chosen.values())
 
 
 def _stem(path):
