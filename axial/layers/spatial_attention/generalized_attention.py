@@ -244,6 +244,27 @@ class GeneralizedAttention(Unfolded, Layer):
         weights = tf.reshape(weights, [-1, weights.shape[1], *keys.shape[1:3]])
         return tf.broadcast_to(weights, [tf.shape(x)[0], self.heads, *keys.shape[1:3]])
 
+    def factors(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
+        """dict of the factors of all logits of a map [1, h, w, C], for the terms of the layer's attention type.
+
+        'query' [M, h, w, D], 'key' [M, Y, X, D] and 'scale' [M] for E1; 'query_rows' and 'query_columns' [M, R, D] for
+        E2; 'saliency' [M, Y, X] for E3; 'rows' and 'columns' [M, R] for E4. Entry i of a table belongs to the i-th of
+        the differences q - k (`Axis.differences`). E2 and E4 are sums of a row's and a column's logit.
+        """
+        x, keys, _ = self._as_maps(x, None, None)
+        grid = self.grid(x.shape[1:3], keys.shape[1:3])
+        content, query_position, key, position = (Operands(self, Terms.of(f"{8 >> i:04b}")) for i in range(4))
+        factors = {}
+        if self.terms.query_key:
+            factors |= {"query": content.queries(x)["content"][0], "key": content.keys(keys, None)["key"][0]}
+            factors["scale"] = tf.ones([self.heads])
+        if self.terms.query_position:
+            factors["query"] = query_position.queries(x)["position"][0]
+            factors |= {f"query_{name}": table for name, table in query_position.tables(grid).items()}
+        if self.terms.key:
+            factors["saliency"] = key.saliency(keys)[0]
+        return factors | (position.tables(grid) if self.terms.position else {})
+
     # === Decoding, a token at a time ===
 
     def new_cache(self, images: int | tf.Tensor, length: int) -> dict[str, tf.Tensor]:

@@ -96,7 +96,7 @@ class Tiled:
 
     def _pieces(self, examples, waiting):
         for example in examples:
-            tiling = self._tiling(example)
+            tiling = self.tiling(example)
             waiting.append((example, len(tiling.boxes) if tiling else 1))
             if not tiling:
                 yield example
@@ -107,7 +107,7 @@ class Tiled:
 
     def joined(self, example, results):
         """Joins the predictions of an example's tiles. The prediction of a single tile is returned unchanged."""
-        if not (tiling := self._tiling(example)):
+        if not (tiling := self.tiling(example)):
             (result,) = results
             return result
         try:
@@ -116,7 +116,7 @@ class Tiled:
             name = _name(example)
             raise InputError(f"{name}: {error}" if name else str(error)) from None
 
-    def _tiling(self, example):
+    def tiling(self, example):
         """`Tiling` of a photo that is larger than the canvas; None for other photos."""
         if not isinstance(self.canvas, ScaledCanvas) or is_whole(example["size"], self.canvas, _name(example)):
             return None
