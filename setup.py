@@ -49,7 +49,7 @@ setup(
     package_dir={"axial.experiments": "experiments", "axial.scripts": "scripts"},
     package_data={
         "axial": ["py.typed", *(os.path.join("shipped", path) for path in files_under("axial/shipped", ("",)))],
-        "axial.analysis": ["view.html", "view.js"],
+        "axial.analysis": ["view.*"],
         "axial.data": [
             os.path.join(folder, path)
             for folder in ("classes", "sample", "nuclei_sample")

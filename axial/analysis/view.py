@@ -6,7 +6,6 @@ head and term, and its size grows with the number of pixels, not of pairs of pix
 """
 
 import base64
-import hashlib
 import io
 import json
 import os
@@ -35,10 +34,6 @@ MEGABYTE = 2**20
 FAIR, MOST = 16 * MEGABYTE, 32 * MEGABYTE  # bytes of all blocks by default, and the largest allowed number
 QUALITY = 92  # of the photos' JPEG files
 HERE = os.path.dirname(__file__)
-HEAD = """<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline';\
- script-src '{digest}'">
-"""
 
 
 # === Blocks ===
@@ -287,7 +282,7 @@ def _stem(path):
 # === The page ===
 
 
-def view_model(name, task, model, examples, block_names):
+def view_model(name, task, model, examples, block_names, weights=""):
     """JSON dict of a model and of its photos, for `write_view`.
 
     Args:
@@ -295,6 +290,7 @@ def view_model(name, task, model, examples, block_names):
         task, model: the `Task` and its folded model; see `serving.export.fold`.
         examples: dict from the photos' names to examples for `view_photo`.
         block_names: see `choose_blocks`.
+        weights: path of the weights, whose name the page shows.
     """
     attending, predict = attending_blocks(model, name), task.predictions(model)
     blocks = choose_blocks(attending, block_names)
@@ -304,7 +300,8 @@ def view_model(name, task, model, examples, block_names):
         {**view, "name": photo, "blocks": read_blocks(model, blocks, inputs)}
         for photo, view, inputs in zip(examples, views, inputs_of(model, layers, canvases))
     ]
-    return {"name": name, "attending": list(attending), "photos": photos}
+    about = [task.model.name, os.path.basename(weights)]
+    return {"name": name, "about": about, "attending": list(attending), "photos": photos}
 
 
 def _sizes(model):
@@ -358,11 +355,10 @@ def write_view(path, models, block_names=()):
     left_out = [name for model in models for name in _keep(model, len(models), block_names)]
     if error := next(filter(None, (_too_large(model, len(models)) for model in models)), None):
         raise InputError(f"{path}: {error}")
-    script = read_text(os.path.join(HERE, "view.js"))
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    form, style, script = (read_text(os.path.join(HERE, f"view.{kind}")) for kind in ("html", "css", "js"))
     content = json.dumps(models).replace("<", "\\u003c")
-    body = f'<script type="application/json" id="data">{content}</script>\n<script>{script}</script>'
+    body = Html(f'{form}<script type="application/json" id="data">{content}</script>')
     title = f"Attention of {' and '.join(model['name'] for model in models)}"
-    text = page(title, {"": Html(read_text(os.path.join(HERE, "view.html")) + body)})
-    write_text(path, text.replace("</head>", HEAD.format(digest=f"sha256-{digest}") + "</head>", 1))
+    about = [text for model in models for text in model["about"]]
+    write_text(path, page(title, {"": body}, about, style=style, script=script))
     return left_out

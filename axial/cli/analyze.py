@@ -197,6 +197,7 @@ def _viewed(given, what, view, photos):
 
     from axial.recipes import configuration
     from axial.serving.export import folded_model
+    from axial.weights.restore import find_weights
 
     with working(f"reading the attention of {what}"):
         task, model = configuration.restore_run(what, data_dir=given.data_dir, splits=given.split)
@@ -213,7 +214,7 @@ def _viewed(given, what, view, photos):
                 name: {**task.evaluator.example(photo), **task.example(tf.constant(photo))}
                 for name, photo in zip(names, loaded.values())
             }
-        return view.view_model(what, task, folded_model(task, model), examples, given.block)
+        return view.view_model(what, task, folded_model(task, model), examples, given.block, find_weights(what)[-1])
 
 
 # === Runs ===
