@@ -369,7 +369,7 @@ def test_the_page_shows_the_weights_of_random_queries(chromium, path, made, view
 def test_clicks_keys_and_controls_change_what_they_should(chromium, path):
     from selenium.webdriver import ActionChains, Keys
 
-    browser = opened(chromium, path)
+    browser = opened(chromium, path, "block0=stage2_block1")
     first, other = shown(browser), shown(browser, 1)
     canvas = browser.find_element("css selector", "canvas")
     ActionChains(browser).move_to_element_with_offset(canvas, -60, -50).click().perform()
@@ -397,8 +397,8 @@ def test_clicks_keys_and_controls_change_what_they_should(chromium, path):
     assert mass(shown(browser)["rows"][1], after["rows"][1]) > 0
     choose(browser, terms0=[])
     np.testing.assert_allclose(shown(browser)["rows"], np.full_like(after["rows"], 1 / after["shape"][1]))
-    choose(browser, block0="stage2_block1")
-    assert shown(browser)["block"] == "stage2_block1" and shown(browser, 1)["block"] == "stage5_block1"
+    choose(browser, block0="stage3_block1")
+    assert shown(browser)["block"] == "stage3_block1" and shown(browser, 1)["block"] == "stage5_block1"
 
     pixels = "return document.querySelector('canvas').toDataURL()"
     pictures = []
@@ -408,7 +408,7 @@ def test_clicks_keys_and_controls_change_what_they_should(chromium, path):
     assert len(set(pictures)) >= 3 and "missed: " in browser.find_element("css selector", ".key").text
     fragment = browser.current_url.partition("#")[2].replace("layer=errors", "layer=truth")
     opened(browser, path, fragment)  # the address has the whole state
-    assert browser.execute_script(pixels) == pictures[2] and shown(browser)["block"] == "stage2_block1"
+    assert browser.execute_script(pixels) == pictures[2] and shown(browser)["block"] == "stage3_block1"
 
 
 def test_figures_of_the_table_are_parts_of_the_weight(chromium, path):
