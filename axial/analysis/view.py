@@ -282,7 +282,7 @@ def _stem(path):
 # === The page ===
 
 
-def view_model(name, task, model, examples, block_names, weights=""):
+def view_model(name, task, model, examples, *, block_names=(), weights=""):
     """JSON dict of a model and of its photos, for `write_view`.
 
     Args:

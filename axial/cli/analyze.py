@@ -214,7 +214,8 @@ def _viewed(given, what, view, photos):
                 name: {**task.evaluator.example(photo), **task.example(tf.constant(photo))}
                 for name, photo in zip(names, loaded.values())
             }
-        return view.view_model(what, task, folded_model(task, model), examples, given.block, find_weights(what)[-1])
+        chosen = {"block_names": given.block, "weights": find_weights(what)[-1]}
+        return view.view_model(what, task, folded_model(task, model), examples, **chosen)
 
 
 # === Runs ===
