@@ -106,11 +106,6 @@ class Configured(metaclass=_Policies):
     @classmethod
     def from_config(cls, config: dict) -> Any:
         """An unbuilt layer, from a config that `get_config` returned."""
-        if "maker" in config:  # from axial 0.2, in which functions made the backbones
-            config = dict(config)
-            if (maker := config.pop("maker")) not in _MAKERS:
-                raise InputError(f"config of a layer: {maker!r} is not a layer of axial")
-            return _find(_MAKERS[maker]).from_config(config)
         arguments = {name: _restored(value) for name, value in config.items() if name not in _COMMON}
         common = {name: config[name] for name in _COMMON if name in config}
         if cls.defaults is not None:
@@ -236,28 +231,6 @@ def _restored(value):
     return {name: _restored(item) for name, item in value.items()}
 
 
-# Maps the module names in older files to the present names of these modules, without the prefix 'axial.'.
-_MOVED = {
-    "layers.axial_attention": "layers.attention.layer",
-    "layers.local_attention": "layers.attention.layer",
-    "layers.attended": "layers.spatial_attention.attended",
-    "layers.deformable_conv": "layers.spatial_attention.deformable_conv",
-    "layers.dynamic_conv": "layers.spatial_attention.dynamic_conv",
-    "layers.generalized_attention": "layers.spatial_attention.generalized_attention",
-    "layers.transformer": "layers.spatial_attention.transformer",
-    "models.resnet": "models.resnet.network",
-    "models.transformer": "models.transformer.network",
-    "models.xception": "models.panoptic_deeplab.xception",
-}
-# Maps the functions that made backbones in axial 0.2, as files of that version name them, to the present classes.
-_MAKERS = {
-    "axial.models.resnet.resnet": "axial.models.resnet.network.ConvResNet",
-    "axial.models.axial_resnet.axial_resnet": "axial.models.axial_deeplab.axial_resnet.AxialResNet",
-    "axial.models.attention_resnet.attention_resnet": "axial.models.attention_resnet.network.AttentionResNet",
-    "axial.models.attended_resnet.attended_resnet": "axial.models.attended_resnet.network.AttendedResNet",
-}
-
-
 def _path(made):
     return f"{made.__module__}.{made.__qualname__}"
 
@@ -265,8 +238,7 @@ def _path(made):
 def _find(path):
     """The layer class or dataclass of axial at a dotted path."""
     module, _, name = str(path).rpartition(".")
-    within, target = module.removeprefix("axial."), None
-    module = f"axial.{_MOVED.get(within, within)}"
+    target = None
     if module.startswith(("axial.layers.", "axial.models.", "axial.weights.")):
         with contextlib.suppress(ImportError):
             target = getattr(importlib.import_module(module), name, None)

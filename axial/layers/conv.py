@@ -246,14 +246,6 @@ class SeparableConv(Layer):
         self.depthwise = depthwise(relu=inner_norm and relu, use_bias=inner_norm, backend=backend, name="depthwise")
         self.pointwise = Conv(filters, 1, norm, relu=relu, name="pointwise")
 
-    @classmethod
-    def from_config(cls, config: dict) -> "SeparableConv":
-        """The layer of a config. Configs of axial 0.2 also hold `inner_relu`, which other arguments now determine."""
-        config = dict(config)
-        if config.pop("inner_relu", None) not in (None, config["inner_norm"] and config["relu"]):
-            raise InputError("config of a SeparableConv: inner_relu differs from `inner_norm and relu`")
-        return super().from_config(config)
-
     def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
         training = training and self.trainable
         return self.pointwise(self.depthwise(x, training=training), training=training)

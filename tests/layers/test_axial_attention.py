@@ -1,6 +1,5 @@
 """Axial attention, compared with a float64 oracle and with golden files of DeepLab2 and csrhddlam."""
 
-import dataclasses
 import itertools
 
 import numpy as np
@@ -10,7 +9,7 @@ import tf_keras as keras
 
 from axial.errors import InputError
 from axial.layers.attention.folded import FoldedAttention
-from axial.layers.attention.layer import TERMS, AttentionOptions, AttentionSpec, AxialAttention, local_options
+from axial.layers.attention.layer import TERMS, AxialAttention
 from axial.layers.attention.windows import table_rows
 from axial.layers.batch_norm import BatchNormConfig
 from axial.weights.names import (
@@ -217,22 +216,6 @@ def test_layers_saved_before_each_term_had_a_scale_are_loaded(tmp_path):
     model.save(tmp_path / "model.keras")
     x = tf.random.stateless_normal([2, 9, 6, 4], [0, 1])
     np.testing.assert_array_equal(keras.models.load_model(tmp_path / "model.keras")(x), model(x))
-
-
-def test_a_config_of_an_earlier_version():
-    """Configs of axial 0.2 have a separate dict 'neighborhood'."""
-    for spec in (
-        AttentionSpec("width", 8, 12, AttentionOptions(2, 5), 9),
-        AttentionSpec("square", 8, 8, local_options(3)),
-    ):
-        options = spec.options
-        near = {"axis": spec.axis, "max_distance": spec.max_distance, "whole_up_to_span": False, "kind": "axis"}
-        near = {"span": options.span, **(near if spec.axis == "width" else {"kind": "square"})}
-        old = {"neighborhood": near, "key_channels": 8, "value_channels": spec.value_channels, "heads": options.heads}
-        old |= {"terms": list(options.terms), "value_position": options.value_position}
-        config = {"name": "a", "trainable": True, "dtype": "float32", "spec": old, "backend": "xla"}
-        expected = dataclasses.replace(spec, options=dataclasses.replace(options, backend="xla"))
-        assert FoldedAttention.from_config(config).spec == expected
 
 
 # === Golden files of other implementations ===

@@ -188,13 +188,3 @@ def test_floats_of_keras_settings_are_named(capsys):
     keras.mixed_precision.set_global_policy("float64")
     assert Conv(4, 1, None)(tf.ones([1, 2, 2, 3])).dtype == tf.float64
     assert "compute in float64, as Keras is set" in capsys.readouterr().err
-
-
-def test_a_separable_conv_of_axial_0_2_keeps_its_inner_relu():
-    """Its config also holds `inner_relu`. A value that no other argument gives is refused."""
-    config = SeparableConv(8, 3, BatchNormConfig(), inner_norm=True).get_config()
-    for inner_relu in (None, True):
-        layer = SeparableConv.from_config({**config, "inner_relu": inner_relu})
-        assert layer.depthwise.relu and layer.get_config() == config
-    with pytest.raises(InputError, match="inner_relu differs"):
-        SeparableConv.from_config({**config, "inner_relu": False})

@@ -7,7 +7,6 @@ import tf_keras as keras
 
 from axial.errors import InputError
 from axial.models import VARIANTS, build_model
-from axial.models.resnet.network import ConvResNet, ConvResNetOptions, ResNet
 from axial.weights.restore import Features
 from tests import keras_programs
 from tests.conftest import randomize, relative_error, two_replicas
@@ -126,11 +125,3 @@ def test_a_classifier_on_a_frozen_backbone_comes_back(tmp_path):
     ):
         for actual, expected in zip(ours, theirs, strict=True):
             np.testing.assert_array_equal(actual, expected)
-
-
-def test_a_file_of_an_earlier_version_names_the_function_that_made_a_backbone():
-    """An older config, which has 'maker', still gives a `ConvResNet` with the same config."""
-    config = ConvResNet(ConvResNetOptions(width=0.25, repeats=(1, 1, 1, 1))).get_config()
-    assert config["repeats"] == [1, 1, 1, 1] and config["norm"]["config"]["momentum"] == 0.99
-    old = ResNet.from_config({**config, "maker": "axial.models.resnet.resnet"})
-    assert type(old) is ConvResNet and old.get_config() == config

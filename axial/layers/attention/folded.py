@@ -1,11 +1,8 @@
 """The attention layer of exported models: every batch norm is folded into its weights."""
 
-import dataclasses
-
-import numpy as np
 import tensorflow as tf
 
-from axial.layers.attention.layer import KERNELS, AttentionOptions, AttentionSpec, attend_fast, logit_maps
+from axial.layers.attention.layer import KERNELS, attend_fast, logit_maps
 from axial.layers.attention.windows import table_rows
 from axial.layers.configured import Layer, Unfolded
 from axial.layers.conv import product
@@ -45,11 +42,6 @@ class FoldedAttention(Unfolded, Layer):
         if options.value_position:
             self.position_scale = self.add_weight("position_scale", [self.spec.value_channels])
         super().build(shape)
-
-    def load_own_variables(self, store):
-        """Reads the weights. Files of axial up to 0.2.0 have scales only of the content term; see `fill_scales`."""
-        values = fill_scales(self.weights, [store[str(i)][()] for i in range(len(store))])
-        super().load_own_variables({str(i): value for i, value in enumerate(values)})
 
     def call(self, x, training=False):
         windows = self.spec.windows(x)
@@ -128,33 +120,3 @@ class FoldedAttention(Unfolded, Layer):
                 table = table_rows(self.tables[use + ending], np.arange(size - 1, -size, -1))
                 factors[f"{use}_{side}"] = scale[:, None, None] * table
         return factors
-
-    @classmethod
-    def from_config(cls, config):
-        """See `Configured`. Configs of axial 0.2 have the entry 'neighborhood' in place of the options."""
-        spec, config = config["spec"], dict(config)
-        if "neighborhood" in spec:
-            near = {"axis": "square", "max_distance": 255, **spec["neighborhood"]}
-            names = [field.name for field in dataclasses.fields(AttentionOptions)]
-            values = {**spec, **near, "backend": config.pop("backend")}
-            options = AttentionOptions(**{name: values[name] for name in names if name in values})
-            channels = spec["key_channels"], spec["value_channels"]
-            spec = AttentionSpec(near["axis"], *channels, options, near["max_distance"])
-            return cls(spec, name=config["name"], dtype=config["dtype"])
-        return super().from_config(config)
-
-
-def fill_scales(weights, values):
-    """The values of all weights, with ones for the scales that the model has and the file lacks.
-
-    Up to axial 0.2.0 the kernels of q and k contained the scales of the query and the key term.
-
-    Args:
-        weights: the weights of a layer or a model.
-        values: list of the arrays of a file.
-    """
-    added = [w.name.endswith(("query_scale:0", "key_scale:0")) for w in weights]
-    if len(values) + sum(added) != len(weights):
-        return values
-    values = iter(values)
-    return [np.ones(w.shape, np.float32) if new else next(values) for w, new in zip(weights, added)]

@@ -414,16 +414,6 @@ class Attention(Layer):
         q_bias, k_bias, v_bias = tf.split(shift * on_columns, self.spec.sizes)
         return [*kernels, q_bias, k_bias, v_bias + output_shift, *self.tables.values(), *rest]
 
-    # === Config ===
-
-    @classmethod
-    def from_config(cls, config: dict) -> "Attention":
-        """See `Configured`. Files of axial 0.2 hold a dict of the fields of `BatchNormConfig` as `norm`."""
-        norm = config.get("norm")
-        if isinstance(norm, dict) and "axial" not in norm:
-            config = {**config, "norm": BatchNormConfig(**norm)}
-        return super().from_config(config)
-
 
 class AxialAttention(Attention):
     """Multi-head position-sensitive attention along the height or the width of an image (Axial-DeepLab, Eq. 4).
