@@ -118,10 +118,7 @@ def _stack(values):
 
 
 def predict(
-    model: keras.Model,
-    photos: Any,
-    diameter: float | str | None = None,
-    size: int | tuple[int, int] | None = None,
+    model: keras.Model, photos: Any, diameter: float | str | None = None, size: int | tuple[int, int] | None = None
 ) -> Any:
     """Predicts photos, or translates texts.
 

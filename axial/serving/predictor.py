@@ -88,11 +88,7 @@ class Predictor:
             objects = read_objects(source.extra) if scale else None
         except Exception as error:  # TensorFlow raises many types for a damaged graph or damaged variables
             raise InputError(f"{path}: not a whole SavedModel of axial-export ({first_line(error)})") from None
-        return cls(
-            *(spec, evaluator, canvas, scale, objects),
-            example=evaluator.example,
-            predictions=predictions,
-        )
+        return cls(*(spec, evaluator, canvas, scale, objects), example=evaluator.example, predictions=predictions)
 
     def examples(self, data_dir, split, *, shard=(0, 1), skip=0):
         """The evaluation examples of a converted split; see `Evaluator.examples`."""

@@ -75,11 +75,7 @@ class Result:
 
     @classmethod
     def of(
-        cls,
-        predictor: Predictor,
-        image: np.ndarray | str,
-        photo: str | None = None,
-        stored: np.ndarray | None = None,
+        cls, predictor: Predictor, image: np.ndarray | str, photo: str | None = None, stored: np.ndarray | None = None
     ) -> "Result":
         """The `Result` of calling a predictor with a photo or a text."""
         evaluator, spec, objects, prediction = predictor.evaluator, predictor.spec, predictor.objects, predictor(image)

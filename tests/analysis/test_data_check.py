@@ -135,12 +135,7 @@ def test_a_split_without_any_label_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "way,side,kinds",
-    [
-        (6, 30, ["turned"]),
-        (3, 30, ["turned", "ambiguous turn"]),
-        (None, 30, ["lies as stored"]),
-    ],
+    "way,side,kinds", [(6, 30, ["turned"]), (3, 30, ["turned", "ambiguous turn"]), (None, 30, ["lies as stored"])]
 )
 def test_turned_and_ambiguous_photos_are_counted(tmp_path, way, side, kinds):
     ids, photo, exif = halves(side, 20), io.BytesIO(), Image.Exif()

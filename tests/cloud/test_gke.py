@@ -59,11 +59,7 @@ def closed(schema):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"queue": "q", "service_account": "s"},
-        {"provisioning": "spot", "slice": slices.find_slice("v6e-8")},
-    ],
+    "options", [{"queue": "q", "service_account": "s"}, {"provisioning": "spot", "slice": slices.find_slice("v6e-8")}]
 )
 def test_the_jobset_and_its_job_fit_the_schemas_of_jobset_and_kubernetes(validator, options):
     made = manifest(**options)

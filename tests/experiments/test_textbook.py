@@ -29,11 +29,7 @@ def run(layer, x, cotangent, training):
 
 
 @pytest.mark.parametrize(
-    "size,axis,span,terms",
-    [
-        ((5, 40), "width", None, TERMS),
-        ((40, 3), "height", 21, ("content", "query")),
-    ],
+    "size,axis,span,terms", [((5, 40), "width", None, TERMS), ((40, 3), "height", 21, ("content", "query"))]
 )
 @pytest.mark.parametrize("training", [False, True])
 def test_equals_the_textbook(backend, size, axis, span, terms, training):

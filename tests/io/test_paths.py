@@ -107,9 +107,7 @@ REVIEWED = {
         ("cli/predict.py", "_predict_photos", "name"),
     ],
     "the last part of a path that a list of checkpoints has": [],
-    "it is only read, and a gin file may include any other": [
-        ("recipes/__init__.py", "find_file", "below"),
-    ],
+    "it is only read, and a gin file may include any other": [("recipes/__init__.py", "find_file", "below")],
     "the path is only shown": [
         ("data/files.py", "check_paired", "odd + ending"),
         ("data/files.py", "names_in", "os.fsdecode(error.object)"),

@@ -23,9 +23,7 @@ from tests.conftest import ROOT
 from tests.hostile import NAMES
 
 TEXTS = st.one_of(
-    st.sampled_from(NAMES),
-    st.text(max_size=12),
-    st.text(alphabet="[]/$\\_`|<>&*~\"'=+-@#!()\n\x1b ab", max_size=12),
+    st.sampled_from(NAMES), st.text(max_size=12), st.text(alphabet="[]/$\\_`|<>&*~\"'=+-@#!()\n\x1b ab", max_size=12)
 )
 RUNS = settings(deadline=None, derandomize=True, max_examples=200)
 every_name = pytest.mark.parametrize("name", NAMES, ids=ascii)
@@ -45,14 +43,8 @@ TURNS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}  # expli
 
 def test_a_command_is_broken_at_its_flags():
     short, long = "--a=" + 39 * "x", "--a=" + 40 * "x"
-    assert show.broken(f"axial-train {short} {short} --b=1") == [
-        f"    axial-train {short} {short} \\",
-        "       --b=1",
-    ]
-    assert show.broken(f"axial-train {long} {long} --b=1") == [
-        f"    axial-train {long} \\",
-        f"       {long} --b=1",
-    ]
+    assert show.broken(f"axial-train {short} {short} --b=1") == [f"    axial-train {short} {short} \\", "       --b=1"]
+    assert show.broken(f"axial-train {long} {long} --b=1") == [f"    axial-train {long} \\", f"       {long} --b=1"]
 
 
 def test_readable_text_stays_as_it_is():

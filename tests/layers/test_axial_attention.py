@@ -12,12 +12,7 @@ from axial.layers.attention.folded import FoldedAttention
 from axial.layers.attention.layer import TERMS, AxialAttention
 from axial.layers.attention.windows import table_rows
 from axial.layers.batch_norm import BatchNormConfig
-from axial.weights.names import (
-    assign_weights,
-    csrhddlam_weights,
-    deeplab2_weights,
-    weight_names,
-)
+from axial.weights.names import assign_weights, csrhddlam_weights, deeplab2_weights, weight_names
 from tests import oracles
 from tests.conftest import (
     BACKENDS,
@@ -175,10 +170,7 @@ def test_an_axis_up_to_the_span_is_seen_whole(length, effective_span):
     assert (relative_error(window(x), layers[0](x)) > 1e-3) == (effective_span is None)
 
 
-@pytest.mark.parametrize(
-    "terms,silent",
-    [(TERMS, 0.0), (("query", "key"), -1e-3)],
-)
+@pytest.mark.parametrize("terms,silent", [(TERMS, 0.0), (("query", "key"), -1e-3)])
 def test_a_silent_term_is_folded(backend, terms, silent):
     """The folded layer has the same output, even if the scale of a term is zero for a head.
 

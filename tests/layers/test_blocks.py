@@ -9,14 +9,7 @@ from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import AxialPair, BasicBlock, Bottleneck, StridedLocalAttention
 from axial.models.panoptic_deeplab.xception import XceptionBlock
 from axial.weights.names import assign_weights, csrhddlam_weights, deeplab2_weights, weight_names
-from tests.conftest import (
-    check_golden,
-    golden_files,
-    outputs_and_gradients,
-    prefixed,
-    randomize,
-    read_golden,
-)
+from tests.conftest import check_golden, golden_files, outputs_and_gradients, prefixed, randomize, read_golden
 
 TOLERANCE = 1e-4
 

@@ -8,15 +8,7 @@ import tf_keras as keras
 from axial.errors import InputError
 from axial.layers import configured, device
 from axial.layers.batch_norm import BatchNormConfig
-from axial.layers.conv import (
-    Conv,
-    SeparableConv,
-    max_pool,
-    resize_antialiased,
-    resize_bilinear,
-    step_of,
-    subsample,
-)
+from axial.layers.conv import Conv, SeparableConv, max_pool, resize_antialiased, resize_bilinear, step_of, subsample
 from tests.conftest import randomize, relative_error
 
 

@@ -78,14 +78,8 @@ LAYERS = {
     "wide stem": (lambda **kw: WideStem(0.125, NORM, **kw), [PHOTO]),
     "axial stem": (lambda **kw: AxialStem(axial_block, 8, **kw), [PHOTO]),
     "attention stem": (lambda **kw: AttentionStem(8, NORM, 2, **kw), [PHOTO]),
-    "panoptic": (
-        lambda **kw: PanopticDeepLab(backbone(**kw), 3, NORM, PANOPTIC, **kw),
-        [PHOTO],
-    ),
-    "axial decoder": (
-        lambda **kw: AxialDecoderDeepLab(backbone(**kw), 3, NORM, DECODER, **kw),
-        [PHOTO],
-    ),
+    "panoptic": (lambda **kw: PanopticDeepLab(backbone(**kw), 3, NORM, PANOPTIC, **kw), [PHOTO]),
+    "axial decoder": (lambda **kw: AxialDecoderDeepLab(backbone(**kw), 3, NORM, DECODER, **kw), [PHOTO]),
     "ccnet": (
         lambda **kw: CCNet(backbone(8, **kw), 3, NORM, CCNetOptions(8, Mechanism("1111", 2), 0.0), **kw),
         [PHOTO],

@@ -12,15 +12,7 @@ as in cityscapesscripts' panoptic images. Ids that the label table ignores becom
 import functools
 import os
 
-from axial.data.files import (
-    PHOTOS,
-    check_paired,
-    folders_in,
-    labelled_items,
-    list_folder,
-    split_folder,
-    tell_left_out,
-)
+from axial.data.files import PHOTOS, check_paired, folders_in, labelled_items, list_folder, split_folder, tell_left_out
 from axial.data.labels import labels_of, read_ids, segment
 from axial.data.specs import CITYSCAPES
 from axial.errors import InputError

@@ -1,5 +1,6 @@
 """The attention layer of exported models: every batch norm is folded into its weights."""
 
+import numpy as np
 import tensorflow as tf
 
 from axial.layers.attention.layer import KERNELS, attend_fast, logit_maps

@@ -27,16 +27,7 @@ class XceptionBlock(Layer):
     """
 
     def __init__(
-        self,
-        filters,
-        norm,
-        *,
-        strides=1,
-        dilation=1,
-        shortcut="conv",
-        drop_path=0.0,
-        recompute="none",
-        name=None,
+        self, filters, norm, *, strides=1, dilation=1, shortcut="conv", drop_path=0.0, recompute="none", name=None
     ):
         super().__init__(name=name)
         self.relu_after, self.drop_path, self.recompute = shortcut is None, drop_path, recompute

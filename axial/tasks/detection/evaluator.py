@@ -159,10 +159,7 @@ class DetectionMetrics(Metrics):
         """
         names = self.spec.class_names
         figures = {"box": self.box.figures()} | ({"mask": self.mask.figures()} if self.mask.images else {})
-        return {
-            **figures,
-            "per_class": {names[c]: value for c, value in self.box.per_class().items()},
-        }
+        return {**figures, "per_class": {names[c]: value for c, value in self.box.per_class().items()}}
 
 
 # === Prediction writer ===

@@ -248,9 +248,7 @@ def merge_semantic_and_instance(semantic, instance, most, *, spec, config):
     pixels, classes = semantic.shape.num_elements(), spec.num_classes
     flat = tf.reshape(instance, [-1])
     votes = tf.raw_ops.DenseBincount(  # under XLA the size of tf.math.bincount is not static
-        input=flat * classes + tf.reshape(semantic, [-1]),
-        size=(most + 1) * classes,
-        weights=tf.constant([], tf.int32),
+        input=flat * classes + tf.reshape(semantic, [-1]), size=(most + 1) * classes, weights=tf.constant([], tf.int32)
     )
     votes = tf.reshape(votes, [most + 1, classes])  # [instance, class], in pixels
     winner = tf.argmax(votes, 1, tf.int32)

@@ -147,9 +147,7 @@ def training_example(record, seed, spec, data, instances=True):
         image = tf.identity(image)
     if augmentation.flip:
         image, ids = tf.cond(
-            draw[0] < 0.5,
-            lambda: (tf.reverse(image, [1]), tf.reverse(ids, [1])),
-            lambda: (image, ids),
+            draw[0] < 0.5, lambda: (tf.reverse(image, [1]), tf.reverse(ids, [1])), lambda: (image, ids)
         )
     image, ids = _augmented(image, ids, seed, augmentation)
     scale = _random_scale(draw[1], augmentation)

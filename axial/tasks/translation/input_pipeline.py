@@ -18,12 +18,7 @@ import tensorflow as tf
 from msgspec import Meta
 
 from axial.data import tfrecord
-from axial.data.streams import (
-    check_records,
-    check_spec,
-    made_ahead,
-    name_damaged_records,
-)
+from axial.data.streams import check_records, check_spec, made_ahead, name_damaged_records
 from axial.errors import InputError
 from axial.io.check import Checked, Name
 from axial.io.show import say

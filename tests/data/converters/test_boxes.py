@@ -17,12 +17,7 @@ from axial.io import schemas
 from axial.models.faster_rcnn.anchors import choose
 from axial.models.registry import ModelConfig
 from axial.tasks.detection.evaluator import DETECTION
-from axial.tasks.detection.input_pipeline import (
-    DetectionData,
-    mirrored,
-    photo_size,
-    record_masks,
-)
+from axial.tasks.detection.input_pipeline import DetectionData, mirrored, photo_size, record_masks
 from axial.tasks.detection.task import DetectionTask
 from tests.conftest import DATA
 from tests.data import conversion

@@ -309,10 +309,7 @@ BAD_INSTANCES = [
         lambda root: write_instances(root, numbers=NUMBERS[:9].astype(np.uint8)),
         "a.jpg: 60x30 pixels, its labels say 60x9",
     ),
-    (
-        lambda root: write_instances(root, numbers=-NUMBERS),
-        "a.tif: a pixel is -300, ids are at least 0",
-    ),
+    (lambda root: write_instances(root, numbers=-NUMBERS), "a.tif: a pixel is -300, ids are at least 0"),
     (stack, "a.tif: page 1 of 2 is read, where a label image of one page"),
     (lambda root: write_instances(root, label="masks/b.tif"), "masks/b.tif: has no photo in .*images"),
     (lambda root: (root / "train/masks").rename(root / "train/Masks"), "Masks .did you mean 'masks'.*no labels are"),

@@ -105,10 +105,7 @@ BAD = [
         r"val.txt:1: no class 'n01440765' \(did you mean 'n01440764'",
     ),
     (lambda root: save(root / "val" / "new.JPEG", 0), "new.JPEG: not in the list of 'val'"),
-    (
-        lambda root: (root / "val.txt").write_text("ILSVRC2012_val_00000009.JPEG"),
-        "val.txt:1: expected 'PHOTO CLASS'",
-    ),
+    (lambda root: (root / "val.txt").write_text("ILSVRC2012_val_00000009.JPEG"), "val.txt:1: expected 'PHOTO CLASS'"),
     (without_classes, "no split here has folders of classes"),
 ]
 

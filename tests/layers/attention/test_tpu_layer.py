@@ -153,13 +153,7 @@ def test_the_kernels_refuse_what_they_cannot_compute(batch, terms, axis, span, w
     assert not kernel_layer.can_serve(x, tf.zeros([16, 192]), spec, spec.windows(x))
 
 
-@pytest.mark.parametrize(
-    "generation,channels,dtype,fits",
-    [
-        (4, 1024, tf.float32, False),
-        (5, 2048, tf.float32, True),
-    ],
-)
+@pytest.mark.parametrize("generation,channels,dtype,fits", [(4, 1024, tf.float32, False), (5, 2048, tf.float32, True)])
 def test_a_v4_has_less_fast_memory(monkeypatch, generation, channels, dtype, fits):
     monkeypatch.setattr(device, "tpu_generation", lambda: generation)
     spec = AttentionSpec("width", channels // 4, channels // 2, AttentionOptions(8, 65))

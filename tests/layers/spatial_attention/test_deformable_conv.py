@@ -36,9 +36,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    "case,dtype,tolerance",
-    [*((case, np.float64, 1e-10) for case in CASES), (CASES[1], np.float32, TOLERANCE)],
-    ids=str,
+    "case,dtype,tolerance", [*((case, np.float64, 1e-10) for case in CASES), (CASES[1], np.float32, TOLERANCE)], ids=str
 )
 def test_matches_the_oracle(form, case, dtype, tolerance):
     height, width, strides, dilation, padding, groups, offset_groups, masked = case

@@ -216,9 +216,7 @@ def test_the_weights_of_a_term_alone():
 
 
 @pytest.mark.parametrize(
-    "setting,options",
-    [("0010", {}), *(("1111", more) for more in ({}, {"window": 3}, {"key_stride": 2}))],
-    ids=str,
+    "setting,options", [("0010", {}), *(("1111", more) for more in ({}, {"window": 3}, {"key_stride": 2}))], ids=str
 )
 def test_cached_decoding_equals_full_decoding(setting, options):
     layer, x = make(setting, [2, 5, 8], causal=True, **options, **TEXT)

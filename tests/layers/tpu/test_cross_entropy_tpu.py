@@ -28,10 +28,7 @@ def oracle(logits, labels, d):
     return -np.log((p * hot).sum(-1)), np.einsum("yh,xw,nyxc->nhwc", rows, columns, (p - hot) * d[..., None])
 
 
-@pytest.mark.parametrize(
-    "size,classes,resized",
-    [((9, 7), 133, (20, 150)), ((1, 1), 3, (8, 4))],
-)
+@pytest.mark.parametrize("size,classes,resized", [((9, 7), 133, (20, 150)), ((1, 1), 3, (8, 4))])
 def test_equals_the_oracle(size, classes, resized):
     random = np.random.default_rng(0)
     logits = 3 * random.normal(size=[2, *size, classes])

@@ -6,11 +6,7 @@ import tensorflow as tf
 
 from axial.errors import InputError
 from axial.models.registry import ModelConfig
-from axial.tasks.classification.task import (
-    ClassificationData,
-    ClassificationTask,
-    central_crop,
-)
+from axial.tasks.classification.task import ClassificationData, ClassificationTask, central_crop
 from tests.data.classification_fixture import COLOURS
 
 SMALL = (16, 16)
@@ -32,10 +28,7 @@ def test_labels_belong_to_the_photos(colours_dir):
 
 @pytest.mark.parametrize(
     "options",
-    [
-        pytest.param(dict(policy="randaugment"), marks=pytest.mark.slow),
-        *(dict(mixup=0.2), dict(cutmix=1.0)),
-    ],
+    [pytest.param(dict(policy="randaugment"), marks=pytest.mark.slow), *(dict(mixup=0.2), dict(cutmix=1.0))],
     ids=str,
 )
 def test_options(colours_dir, options):

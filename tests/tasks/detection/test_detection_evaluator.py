@@ -13,13 +13,7 @@ from pycocotools.cocoeval import COCOeval
 from axial.data.specs import COCO
 from axial.data.tfrecord import read_manifest
 from axial.metrics.coco_ap import FIGURES
-from axial.tasks.detection.evaluator import (
-    DETECTION,
-    DetectionMetrics,
-    encode_mask,
-    paste_mask,
-    true_objects,
-)
+from axial.tasks.detection.evaluator import DETECTION, DetectionMetrics, encode_mask, paste_mask, true_objects
 from axial.tasks.detection.input_pipeline import record_masks
 from tests.data.record_fixture import png
 

@@ -22,10 +22,7 @@ def is_inside(corners, valid_size):
     return (corners[:, :2] >= 0).all(1) & (corners[:, 2:] <= valid_size).all(1)
 
 
-@pytest.mark.parametrize(
-    "valid_size,canvas",
-    [((800, 1067), (1344, 1344)), ((800, 533), (832, 1344))],
-)
+@pytest.mark.parametrize("valid_size,canvas", [((800, 1067), (1344, 1344)), ((800, 533), (832, 1344))])
 def test_no_anchor_beyond_the_photo_is_drawn(valid_size, canvas):
     """The image sizes are from Zhu et al., and some objects are at the edges of the photo."""
     height, width = valid_size

@@ -112,10 +112,7 @@ def first_segments(content):
 
 
 BAD = [  # (function that makes the files invalid, words of the error message)
-    (
-        lambda folder, c: c["annotations"].pop(),
-        r"1 of 8 photos are missing, first \d+\.jpg \(image \d+\)$",
-    ),
+    (lambda folder, c: c["annotations"].pop(), r"1 of 8 photos are missing, first \d+\.jpg \(image \d+\)$"),
     (lambda folder, c: first_png(folder, c).unlink(), r"1 of \d+ photos are missing, first \d+\.png"),
     (lambda folder, c: resize(first_png(folder, c)), r"30x20 pixels, the photo has \d+x\d+"),
     (lambda folder, c: first_segments(c).pop(), r"id \d+ is only in the PNG"),

@@ -56,11 +56,7 @@ def test_golden(name, jit):
     """The head outputs of a golden file give the segments, instances and scores that DeepLab2 computes."""
     arrays, spec, config = golden_case(name)
     batch = 2  # the same image twice: images must not affect each other
-    maps = {
-        SEMANTIC: arrays["semantic_logits"],
-        CENTER: arrays["center_heatmap"],
-        OFFSET: arrays["offsets"],
-    }
+    maps = {SEMANTIC: arrays["semantic_logits"], CENTER: arrays["center_heatmap"], OFFSET: arrays["offsets"]}
     actual = run({k: np.stack([v] * batch) for k, v in maps.items()}, spec, config, jit)
     for i in range(batch):
         for key in ("semantic", "instance", "panoptic"):

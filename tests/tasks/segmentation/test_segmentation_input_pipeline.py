@@ -10,11 +10,7 @@ from axial.data.preprocess import fitted_size, place_image, place_labels
 from axial.data.specs import COCO
 from axial.data.streams import name_damaged_records
 from axial.errors import InputError
-from axial.tasks.segmentation.input_pipeline import (
-    Augmentation,
-    DataConfig,
-    training_example,
-)
+from axial.tasks.segmentation.input_pipeline import Augmentation, DataConfig, training_example
 from tests.conftest import make_task
 
 CANVAS = (65, 65)
