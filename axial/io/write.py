@@ -22,6 +22,7 @@ import fcntl
 import functools
 import hashlib
 import io
+import itertools
 import os
 import pathlib
 import shutil
@@ -196,7 +197,7 @@ def lock_file(path, wait=False):
     The system releases the lock when the process ends or is killed. A new file replaces a link at the path, and a file
     with a second hard link, because a stranger may have made them. A file system without locks leaves it unlocked.
     """
-    while True:
+    for attempt in itertools.count():
         make_folder(os.path.dirname(path))  # the lock's last holder may have just removed an empty folder
         with contextlib.suppress(FileNotFoundError):
             if not _is_plain(os.lstat(path)):
@@ -204,7 +205,9 @@ def lock_file(path, wait=False):
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         except FileNotFoundError:
-            continue
+            if attempt < 100:
+                continue
+            raise  # a folder like /proc, which takes no file
         file = open(handle, "r+", encoding="utf-8")  # noqa: SIM115, the caller closes it
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

@@ -54,6 +54,8 @@ def test_files_that_cannot_be_written_are_named(tmp_path, path, words):
         write.try_folder("report", str(tmp_path / "file"))
     with pytest.raises(InputError, match="cannot be written"):
         write.try_folder("report", str(tmp_path / "file" / "below"))
+    with pytest.raises(InputError, match="cannot be written"):
+        write.try_file("json", "/proc/a.json")  # a folder that takes no files
     with pytest.raises(InputError, match="exists; it is never overwritten"):
         write.try_new_folder("output_dir", str(tmp_path))
     assert sorted(os.listdir(tmp_path)) == ["file", "folder", "pipe"]
