@@ -287,7 +287,7 @@ def _stem(path):
 # === The page ===
 
 
-def view_model(name, task, model, examples, block_names):
+def view_model(name, task, model, examples, block_names=()):
     """JSON dict of a model and of its photos, for `write_view`.
 
     Args:

@@ -210,7 +210,7 @@ def _viewed(given, what, view, photos):
                 name: {**task.evaluator.example(photo), **task.example(tf.constant(photo))}
                 for name, photo in zip(names, loaded.values())
             }
-        return view.view_model(what, task, folded_model(task, model), examples, given.block)
+        return view.view_model(what, task, folded_model(task, model), examples, block_names=given.block)
 
 
 # === Runs ===

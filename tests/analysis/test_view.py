@@ -212,7 +212,7 @@ def viewed(made):
     examples = dict(zip(("a.jpg", HOSTILE), view.split_examples(made[0][1], "val2017", [], 2)))
     with contract.eagerly(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(view, "inputs_of", record)
-        views = [view.view_model(name, task, model, examples, ()) for name, task, model in made]
+        views = [view.view_model(name, task, model, examples) for name, task, model in made]
     return views, [photos[0] for photos in inputs]
 
 
