@@ -294,7 +294,7 @@ def test_a_page_of_a_run_and_its_refusals(command, trained, exported, tmp_path, 
     assert "000000000285.jpg" in (tmp_path / "view.html").read_text()
     for given, message in {
         (f"--model={exported}", html): f"--model={exported}: an export, whose attention cannot be read; give the run",
-        (f"--model={trained}", "--html=/proc/view.html"): "--html=/proc/view.html",
+        (f"--model={trained}", f"--html={tmp_path}"): f"--html={tmp_path}: a folder; expected a file",
     }.items():
         result = command("analyze", "view", *given, *data)
         assert result.code == 2 and message in result.line, result.err
