@@ -232,7 +232,7 @@ def path(views, tmp_path_factory):
 def test_the_page_is_one_file_without_markup_of_names(path):
     text = path.read_text()
     assert HOSTILE not in text and "http:" not in text.replace("http://www.w3.org", "") and "https:" not in text
-    script = re.search(r"</script>\n<script>(.*)</script>", text, re.S)[1]
+    script = re.search(r"</main>\n<script>(.*)</script>", text, re.S)[1]
     assert len(script.splitlines()) < 500
 
 
