@@ -69,8 +69,8 @@ def block_of(path):
     return path.removeprefix("backbone/").split("/")[0]
 
 
-def layer_inputs(model, images, layers):
-    """List of the tensors [N, h, w, C] that the layers get as inputs when the model processes the images."""
+def layer_inputs(model, layers):
+    """Function of images [N, H, W, 3], which lists the inputs [N, h, w, C] that the layers get in the model."""
     inside = {id(layer) for layer in model.backbone.submodules}
     network = model.backbone if all(id(layer) in inside for layer in layers) else model
 
@@ -83,7 +83,7 @@ def layer_inputs(model, images, layers):
             network(images)
         return [inputs[id(layer)] for layer in layers]
 
-    return run(images)
+    return run
 
 
 @contextlib.contextmanager
@@ -105,9 +105,11 @@ def _recorded(layer, inputs):
 
 
 def query_weights(layer, x, pixel):
-    """float32 [heads, Y, X]: attention weights of one query over its keys. The weights of each head sum to one.
+    """float32 [heads, Y, X]: attention weights over the keys of a map. The weights of each query sum to one per head.
 
-    Only this query's logits are computed. Y x X is the whole map, or one of its columns or rows.
+    Only the logits of these weights are computed. A layer for maps or squares has one query. A layer along the height
+    has a query in each column, and the weights of a column are those of the query in this column: the queries are all
+    pixels in the row of `pixel`. For a layer along the width, rows and columns are swapped.
 
     Args:
         layer: a built `FoldedAttention`, or a `GeneralizedAttention` for maps.
@@ -117,21 +119,8 @@ def query_weights(layer, x, pixel):
     if isinstance(layer, GeneralizedAttention):
         return layer.query_weights(x, pixel)[0]
     row, column = pixel
-    lines, index = {
-        "height": (x[:, :, column : column + 1], row),
-        "width": (x[:, row : row + 1], column),
-        "square": (x, row * x.shape[2] + column),
-    }[layer.spec.axis]
-    return layer.query_weights(lines, index)[0]
-
-
-def line_weights(layer, x, pixel):
-    """float32 [heads, H, W]: weights of a line of axial queries, one query for each column or row.
-
-    For a layer along the height, the queries are all pixels in the row of `pixel`. Each column of the result has the
-    weights of the query in that column. For a layer along the width, rows and columns are swapped.
-    """
-    return layer.query_weights(x, pixel[0] if layer.spec.axis == "height" else pixel[1])[0]
+    index = {"height": row, "width": column, "square": row * x.shape[2] + column}[layer.spec.axis]
+    return layer.query_weights(x, index)[0]
 
 
 def term_maps(layer, x, pixel):
@@ -163,7 +152,7 @@ def draw_block(stem, model, layers, example, *, queries):
     """
     image, valid = example["image"], np.array(example["valid_size"])
     photo = np.uint8(np.clip(np.round((image[: valid[0], : valid[1]] + 1) * 127.5), 0, 255))
-    inputs = layer_inputs(model, image[None], list(layers.values()))
+    inputs = layer_inputs(model, list(layers.values()))(image[None])
     for name, fractions in queries.items():
         pictures = {}  # path -> rows of panels
         for (path, layer), x in zip(layers.items(), inputs):
@@ -175,8 +164,7 @@ def draw_block(stem, model, layers, example, *, queries):
             else:
                 if layer.spec.axis != "square":
                     what, axis = block_of(path), layer.spec.axis
-                weights = (line_weights if axis else query_weights)(layer, x, pixel)
-                maps = {f"head {i}": head for i, head in enumerate(weights.numpy(), 1)}
+                maps = {f"head {i}": head for i, head in enumerate(query_weights(layer, x, pixel).numpy(), 1)}
             pictures.setdefault(f"{stem}{name}.{what}.png", []).append((axis, maps, pixel))
         for path, rows in pictures.items():
             draw_panels(path, photo, image.shape[:2], rows)
@@ -192,8 +180,8 @@ def draw_panels(path, photo, canvas, rows):
         path: picture to write.
         photo: uint8 [h, w, 3], at the top left of the network's input. The rest of the input is padding.
         canvas: (height, width) of the network's input.
-        rows: list of (axis, maps, pixel). axis: 'height' or 'width' for weights of `line_weights`, else ''. maps: dict
-            from names, like 'head 1', to weights [Y, X]. pixel: (row, column) of the query on the maps.
+        rows: list of (axis, maps, pixel). axis: 'height' or 'width' for a query in each column or row, else ''. maps:
+            dict from names, like 'head 1', to weights [Y, X]. pixel: (row, column) of the query on the maps.
     """
     names = max((list(maps) for _, maps, _ in rows), key=len)
     colors = [ImageColor.getrgb(f"hsl({360 * i // len(names)}, 100%, 65%)") for i in range(len(names))]
@@ -228,7 +216,7 @@ def draw_panels(path, photo, canvas, rows):
 
 
 def _mark_query(panel, axis, point):
-    """Draws a cross at the query's point (y, x), and a line through the other queries of line weights."""
+    """Draws a cross at the query's point (y, x), and a line through the other queries along an axis."""
     (y, x), draw = point, ImageDraw.Draw(panel)
     if axis:
         draw.line((0, y, panel.width, y) if axis == "height" else (x, 0, x, panel.height), "white")

@@ -6,6 +6,7 @@ head and term, and its size grows with the number of pixels, not of pairs of pix
 """
 
 import base64
+import collections
 import io
 import json
 import os
@@ -18,7 +19,7 @@ from PIL import Image
 from axial.analysis.attention_pictures import attention_layers, block_of, layer_inputs
 from axial.data.preprocess import place_labels
 from axial.data.tfrecord import photo_name
-from axial.errors import InputError, nearest
+from axial.errors import InputError, named, nearest
 from axial.io.page import page
 from axial.io.read import read_text
 from axial.io.show import Html
@@ -87,9 +88,9 @@ def describe_layer(layer, size):
     keys up to 'reach' positions away.
     """
     if isinstance(layer, FoldedAttention):
-        windows = layer.spec.windows(tf.zeros([1, *size, 1]))
         axis, stride, heads = layer.spec.axis, 1, layer.spec.options.heads
-        reach, depth = windows.rows_cut.reach if axis == "square" else windows.reach, layer.spec.key_channels // heads
+        span, depth = layer.spec.windows(tf.zeros([1, *size, 1])).span, layer.spec.key_channels // heads
+        reach = span and span // 2
     else:
         axis, stride, heads, depth, (reach, _) = "map", layer.key_stride, layer.heads, layer.depth, layer.reach
     keys = [-(-side // stride) for side in size]
@@ -106,14 +107,8 @@ def describe_layer(layer, size):
 
 def inputs_of(model, layers, canvases):
     """For each canvas, float32 [h, w, 3], a dict from the ids of the layers to their inputs [1, h, w, C]."""
-    numbers, inputs = {}, [{} for _ in canvases]
-    for number, canvas in enumerate(canvases):
-        numbers.setdefault(tuple(canvas.shape), []).append(number)
-    for same in numbers.values():  # one graph for all canvases of a size
-        for layer, x in zip(layers, layer_inputs(model, tf.stack([canvases[number] for number in same]), layers)):
-            for i, number in enumerate(same):
-                inputs[number][id(layer)] = x[i : i + 1]
-    return inputs
+    read = layer_inputs(model, layers)
+    return [dict(zip(map(id, layers), read(canvas[None]))) for canvas in canvases]
 
 
 def read_blocks(model, blocks, inputs):
@@ -213,11 +208,10 @@ def view_photo(task, predict, example):
         return np.uint16(placed)[:height, :width]
 
     if description.panoptic is not None:
-        view |= _view_segments(task.spec, description, segment_table(prediction, task.spec), on_canvas)
-    if "prediction" in view and "segment/class" in example:
-        view |= _view_truth(
-            task.spec, true_segments(example), segment_table(prediction, task.spec), view, on_canvas=on_canvas
-        )
+        table = segment_table(prediction, task.spec)
+        view |= _view_segments(task.spec, description, table, on_canvas)
+        if "segment/class" in example:
+            view |= _view_truth(task.spec, true_segments(example), table, view["objects"], on_canvas=on_canvas)
     return view, canvas
 
 
@@ -239,40 +233,39 @@ def _view_segments(spec, description, table, on_canvas):
     return view
 
 
-def _view_truth(spec, true, table, view, on_canvas):
-    """JSON dict of the true segments, and of the fates of the predicted ones. Matched segments have one colour."""
+def _view_truth(spec, true, table, objects, on_canvas):
+    """JSON dict of the true segments, and of `objects` with their fates. Matched segments have one colour."""
     true_fates, fates = matches(true, table)
     areas = np.bincount(true.ids.ravel(), minlength=len(true.classes) + 1)[1:]
     colors = [
-        view["objects"][fate["other"] - 1]["color"] if fate["fate"] == "matched" else _hex(color)
+        objects[fate["other"] - 1]["color"] if fate["fate"] == "matched" else _hex(color)
         for fate, color in zip(true_fates, segment_colors(true.classes, spec))
     ]
     truths = [
         {"id": i + 1, "class": spec.class_names[index], "area": int(area), "color": color, **fate}
         for i, (index, area, color, fate) in enumerate(zip(true.classes, areas, colors, true_fates))
     ]
-    objects = [{**one, **fate} for one, fate in zip(view["objects"], fates)]
+    objects = [one | fate for one, fate in zip(objects, fates)]
     return {"objects": objects, "truths": truths, "truth": pack(on_canvas(true.ids))}
 
 
 def split_examples(task, split, names, most=8):
-    """List of the examples of a split whose photos have these names, with or without folder and ending.
+    """dict from the names of a split's photos to their examples, for photos with these names.
 
-    Without names, the first `most` examples. Raises InputError if the split lacks a photo.
+    Folder and ending of a name do not matter. Without names, the first `most` photos. Raises InputError if the split
+    lacks a photo.
     """
     examples = task.eval_dataset(split)
     if not names:
-        return list(examples.take(most))
-    chosen = {_stem(name): None for name in names}
-    stems = []
+        return {photo_name(example): example for example in examples.take(most)}
+    stems, chosen = dict.fromkeys(map(_stem, names)), {}
     for example in examples:
-        stems.append(_stem(photo_name(example)))
-        if stems[-1] in chosen:
-            chosen[stems[-1]] = example
+        stem = _stem(photo_name(example))
+        chosen[stem] = example if stem in stems else None
     for name in names:
-        if chosen[_stem(name)] is None:
-            raise InputError(f"{name}: no such photo in {task.data_dir}, split {split}{nearest(_stem(name), stems)}")
-    return list(chosen.values())
+        if _stem(name) not in chosen:
+            raise InputError(f"{name}: no such photo in {task.data_dir}, split {split}{nearest(_stem(name), chosen)}")
+    return {photo_name(chosen[stem]): chosen[stem] for stem in stems}
 
 
 def _stem(path):
@@ -304,33 +297,21 @@ def view_model(name, task, model, examples, *, block_names=(), weights=""):
     return {"name": name, "about": about, "attending": list(attending), "photos": photos}
 
 
-def _sizes(model):
-    """dict from the names of a model's blocks to their bytes for all photos, the first stage first."""
-    sizes = {}
-    for block in (block for photo in model["photos"] for block in photo["blocks"]):
-        sizes[block["name"]] = sizes.get(block["name"], 0) + len(block["data"])
-    return sizes
-
-
-def _keep(model, models, block_names):
+def _fit(model, models, block_names):
     """Removes blocks of a model, one of several `models`; see `write_view`. Returns their names."""
-    sizes, removed = _sizes(model), []
-    while not block_names and len(sizes) > 1 and sum(sizes.values()) > FAIR / models:
+    sizes, removed = collections.Counter(), []  # bytes of the blocks for all photos, the first stage first
+    for photo in model["photos"]:
+        sizes.update({block["name"]: len(block["data"]) for block in photo["blocks"]})
+    while not block_names and len(sizes) > 1 and sizes.total() > FAIR / models:
         removed.append(next(iter(sizes)))
         del sizes[removed[-1]]
+    if sizes.total() > MOST / models:
+        listed = ", ".join(f"{name} {size / MEGABYTE:.1f} MB" for name, size in sizes.items())
+        most = f"{MOST / models / MEGABYTE:.0f} MB: give fewer photos, or fewer blocks with --block"
+        raise InputError(f"the blocks of {model['name']} need {listed}; expected at most {most}")
     for photo in model["photos"]:
         photo["blocks"] = [block for block in photo["blocks"] if block["name"] in sizes]
     return removed
-
-
-def _too_large(model, models):
-    """What is wrong if the blocks of a model, one of several `models`, need more than its part of `MOST` bytes."""
-    sizes, most = _sizes(model), MOST / models
-    if sum(sizes.values()) <= most:
-        return None
-    listed = ", ".join(f"{name} {size / MEGABYTE:.1f} MB" for name, size in sizes.items())
-    blocks = f"the blocks of {model['name']} need {listed}"
-    return f"{blocks}; expected at most {most / MEGABYTE:.0f} MB: give fewer photos, or fewer blocks with --block"
 
 
 def write_view(path, models, block_names=()):
@@ -352,9 +333,8 @@ def write_view(path, models, block_names=()):
     for name in block_names:
         if name not in attending:
             raise InputError(f"--block={name}: {_no_block(name, attending)}")
-    left_out = [name for model in models for name in _keep(model, len(models), block_names)]
-    if error := next(filter(None, (_too_large(model, len(models)) for model in models)), None):
-        raise InputError(f"{path}: {error}")
+    with named(path):
+        left_out = [name for model in models for name in _fit(model, len(models), block_names)]
     form, style, script = (read_text(os.path.join(HERE, f"view.{kind}")) for kind in ("html", "css", "js"))
     content = json.dumps(models).replace("<", "\\u003c")
     body = Html(f'{form}<script type="application/json" id="data">{content}</script>')

@@ -105,6 +105,19 @@ def _model(given):
 # === attention ===
 
 
+def _restored(what, **data):
+    """(`Task`, folded model) of a run whose attention is shown; for `data` see `configuration.restore_run`."""
+    from axial.recipes import configuration
+    from axial.serving.export import folded_model
+
+    app.silence_xla()
+    with working(f"building the network of {what} and reading its weights"):
+        task, model = configuration.restore_run(what, **data)
+        if task.evaluator.takes != "photo":
+            raise InputError(f"{what}: does {task.evaluator.name}; expected a model that takes photos")
+        return task, folded_model(task, model)
+
+
 class Attention(Flags):
     model = flags.MODEL.but(
         meaning="a run, one of its checkpoints, or a model that axial ships.", needed=True, old=("checkpoint",)
@@ -124,20 +137,13 @@ def _attention(given):
         if not (x < width and y < height):
             raise InputError(f"--query={x},{y}: outside of the photo of {width}x{height} pixels")
         queries[f".{x}-{y}" * (len(given.query) > 1)] = (y + 0.5) / height, (x + 0.5) / width
-    source = flags.check_model(given.model)
+    flags.check_model(given.model)
 
     import tensorflow as tf
 
     from axial.analysis import attention_pictures as pictures
-    from axial.recipes import configuration
-    from axial.serving.export import folded_model
 
-    app.silence_xla()
-    with working(f"building the network of {given.model} and reading its weights"):
-        task, model = configuration.restore_run(source)
-        model = folded_model(task, model)
-    if task.evaluator.takes != "photo":
-        raise InputError(f"{given.model}: does {task.evaluator.name}; expected a model that takes photos")
+    task, model = _restored(given.model)
     if task.spec.levels != PERCENTILES:
         photo = load_photo(given.image, task.spec.levels)
     stem = os.path.join(given.output_dir, os.path.splitext(os.path.basename(given.image))[0])
@@ -182,8 +188,7 @@ def _view(given):
 
     from axial.analysis import view
 
-    app.silence_xla()
-    models = [_viewed(given, what, view, photos) for what in dict.fromkeys(given.model)]
+    models = [_viewed(given, what, photos) for what in dict.fromkeys(given.model)]
     for note in {photo["note"] for model in models for photo in model["photos"] if photo["note"]}:
         say(note, error=True)
     if left_out := view.write_view(given.html, models, given.block):
@@ -191,31 +196,27 @@ def _view(given):
     say(given.html)
 
 
-def _viewed(given, what, view, photos):
+def _viewed(given, what, photos):
     """The `view_model` of a model."""
     import tensorflow as tf
 
-    from axial.recipes import configuration
-    from axial.serving.export import folded_model
+    from axial.analysis import view
     from axial.weights.restore import find_weights
 
+    task, model = _restored(what, data_dir=given.data_dir, splits=given.split)
     with working(f"reading the attention of {what}"):
-        task, model = configuration.restore_run(what, data_dir=given.data_dir, splits=given.split)
-        if task.evaluator.takes != "photo":
-            raise InputError(f"{what}: does {task.evaluator.name}; expected a model that takes photos")
         if given.data_dir:
             split = (*given.split, task.data.eval_split)[0]
             examples = view.split_examples(task, split, given.arguments)
-            examples = {view.photo_name(example): example for example in examples}
         else:
-            loaded = {path: load_photo(path, task.spec.levels) for path in photos}
             names = output_names([os.path.basename(path) for path in photos], photos)
+            loaded = [load_photo(path, task.spec.levels) for path in photos]
             examples = {
                 name: {**task.evaluator.example(photo), **task.example(tf.constant(photo))}
-                for name, photo in zip(names, loaded.values())
+                for name, photo in zip(names, loaded)
             }
         chosen = {"block_names": given.block, "weights": find_weights(what)[-1]}
-        return view.view_model(what, task, folded_model(task, model), examples, **chosen)
+        return view.view_model(what, task, model, examples, **chosen)
 
 
 # === Runs ===

@@ -76,19 +76,10 @@ def test_weights_of_a_query_are_those_of_the_equation(x, name):
     expected, (row, column) = equation_weights(layer, x), (4, 3)
     layer = folded(layer, x)
     actual = pictures.query_weights(layer, x, (row, column)).numpy()
-    np.testing.assert_allclose(actual.sum((1, 2)), np.ones(2), rtol=1e-5)
-    axis = layer.spec.axis
-    line, index, shape = {
-        "height": (column, row, (2, 6, 1)),
-        "width": (row, column, (2, 1, 8)),
-        "square": (0, row * 8 + column, (2, 6, 8)),
-    }[axis]
-    assert actual.shape == shape and relative_error(actual, expected[line, :, index].reshape(shape)) < 1e-4
-    if axis != "square":
-        lines = pictures.line_weights(layer, x, (row, column)).numpy()
-        every = expected[:, :, index]  # [lines, heads, M]
-        every = every.transpose(1, 2, 0) if axis == "height" else every.transpose(1, 0, 2)
-        assert lines.shape == (2, 6, 8) and relative_error(lines, every) < 1e-4
+    index = {"height": row, "width": column, "square": row * 8 + column}[layer.spec.axis]
+    every = expected[:, :, index].transpose(1, 0, 2)  # [heads, lines, M]
+    every = every.transpose(0, 2, 1) if layer.spec.axis == "height" else every.reshape(2, 6, 8)
+    assert actual.shape == (2, 6, 8) and relative_error(actual, every) < 1e-4
 
 
 def test_layers_of_a_model_and_what_they_take():
@@ -98,7 +89,7 @@ def test_layers_of_a_model_and_what_they_take():
     layers = pictures.find_layers(model, "stage4_block1")
     assert list(layers) == [f"backbone/stage4_block1/attention/{axis}" for axis in ("height", "width")]
     assert next(iter(pictures.find_layers(model))).startswith("backbone/stage5_block1")
-    height, width = pictures.layer_inputs(model, images, list(layers.values()))
+    height, width = pictures.layer_inputs(model, list(layers.values()))(images)
     assert relative_error(layers["backbone/stage4_block1/attention/height"](height)[:, ::2], width) < 1e-5
     for name, value in model(images).items():
         np.testing.assert_array_equal(value, maps[name])  # the layers have stopped recording
@@ -114,7 +105,7 @@ def test_lines_of_axial_attention(x, tmp_path):
     rows = []
     for axis in ("height", "width"):
         layer = folded(built(AxialAttention(8, 8, axis=axis, heads=4), x), x)
-        rows.append((axis, dict(zip("abcd", pictures.line_weights(layer, x, (2, 3)).numpy())), (2, 3)))
+        rows.append((axis, dict(zip("abcd", pictures.query_weights(layer, x, (2, 3)).numpy())), (2, 3)))
     pictures.draw_panels(str(tmp_path / "lines.png"), photo(), (60, 80), rows)
     width, height = size_of(tmp_path / "lines.png")
     assert width > height
