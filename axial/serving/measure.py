@@ -33,12 +33,8 @@ def instances(result):
 
 def masks(result):
     """bool [N, h, w]: the pixels of each object. Raises InputError; see `instances`."""
-    objects, boxes = instances(result), find_objects(result.labels)
-    pixels = np.zeros([len(objects), *result.labels.shape], bool)
-    for mask, one in zip(pixels, objects):
-        box = boxes[one["label"] - 1]
-        mask[box] = result.labels[box] == one["label"]
-    return pixels
+    labels = np.array([one["label"] for one in instances(result)], result.labels.dtype)
+    return result.labels == labels[:, None, None]
 
 
 def columns(result, pixel_size=None):
