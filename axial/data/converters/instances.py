@@ -27,7 +27,7 @@ from axial.data.converters.boxes import FARTHEST, as_json, encoded, run_lengths
 from axial.data.converters.coco import photo_items
 from axial.data.labels import Labels, labels_of, segment
 from axial.data.specs import bare, plain_spec
-from axial.errors import InputError, nearest
+from axial.errors import InputError
 from axial.io import gfile, schemas
 from axial.io.images import open_image, upright
 from axial.io.paths import inside
@@ -213,7 +213,7 @@ def _list_yolo(input_dir, split, stored):
     if photo_folder is None:
         raise InputError(f"{' and '.join(pair[0] for pair in pairs)}: no such folder, expected one of them")
     photos, texts = files.by_name(photo_folder, files.PHOTOS), files.by_name(folder, (".txt",))
-    _check_photos(texts, photos, photo_folder)
+    files.check_paired(photos, {**photos, **texts}, photo_folder, folder)  # a photo may lack a file of outlines
     lines = {name: [texts[name]] if name in texts else [] for name in photos}
     return (
         names,
@@ -253,7 +253,7 @@ def _list_labelme(input_dir, split):
         forms = ", ".join(name.format(split) for name in (_COCO, _ROBOFLOW, _YOLO))
         raise InputError(f"{folder}: no JSON of LabelMe; {input_dir} has none of {forms} either")
     photos = files.by_name(folder, files.PHOTOS, (".json",))
-    _check_photos(paths, photos, folder)
+    files.check_paired(photos, {**photos, **paths}, folder, folder)
     files.tell_left_out(folder, "photos without a JSON", [name for name in photos if name not in paths])
     folders, labels = [os.path.join(input_dir, name) for name in files.list_folder(input_dir)], set()
     for path in [os.path.join(one, name) for one in folders if gfile.isdir(one) for name in files.list_folder(one)]:
@@ -307,10 +307,3 @@ def _piece(where, shape, size):
             f"{where}: shape_type {shape.shape_type!r}, {len(points)} points: expected a polygon's corners"
         )
     return [points.ravel().tolist()]
-
-
-def _check_photos(labels, photos, folder):
-    """Raises InputError for a label file without a photo. Takes dicts from names to paths, and the photos' folder."""
-    for name in labels:
-        if name not in photos:
-            raise InputError(f"{labels[name]}: has no photo in {folder}{nearest(name, photos)}")
