@@ -28,6 +28,7 @@ says on standard error which contents of a file it does not read, like further p
 import dataclasses
 import functools
 import importlib
+import inspect
 import os
 import pkgutil
 
@@ -134,11 +135,8 @@ def _items(given, split, spec):
     name, input_dir = given.verb, given.input_dir or _sample_dir(given.verb)
     converter = "folder" if name == "nuclei" and not given.input_dir else name
     list_items = pkgutil.resolve_name(f"axial.data.converters.{converter}.{converter}_items")
-    specs = [] if name == "imagenet" else [spec]
-    options = {"cityscapes": ("labels", "partial"), "instances": ("rest", "labels"), "mapillary": ("version",)}.get(
-        name, ()
-    )
-    return list_items(input_dir, split, *specs, **{flag: vars(given)[flag] for flag in options})
+    arguments = {**vars(given), "input_dir": input_dir, "split": split, "spec": spec}
+    return list_items(**{name: arguments[name] for name in inspect.signature(list_items).parameters})
 
 
 def _sample_dir(name):
