@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from axial.layers.attention.layer import KERNELS, attend_fast, logit_maps
+from axial.layers.attention.layer import KERNELS, attend_fast, join_heads, logit_maps, split_heads
 from axial.layers.attention.windows import table_rows
 from axial.layers.configured import Layer, Unfolded
 from axial.layers.conv import product
@@ -49,12 +49,16 @@ class FoldedAttention(Unfolded, Layer):
         if choose(self.spec.options.backend, lambda: self._kernels_can_serve(x, windows)) == "kernel":
             with tf.name_scope(windows.scope):
                 return self._call_kernels(x, windows)
-        q, k, v = (tf.nn.bias_add(product(x, kernel), bias) for kernel, bias in zip(self.kernels, self.biases))
+        q, k, v = self._project(x)
         tables = self.spec.lookup_tables(self.tables)
         options, scales = self.spec.options, tf.stack(self.scales)
         with tf.name_scope(windows.scope):
             content, position = attend_fast(q, k, v, tables, windows=windows, options=options, scales=scales)
         return content if position is None else content + position * self.position_scale
+
+    def _project(self, x):
+        """q, k and v of pixels, each [N, h, w, channels of all heads]."""
+        return [tf.nn.bias_add(product(x, kernel), bias) for kernel, bias in zip(self.kernels, self.biases)]
 
     def _kernels_can_serve(self, x, windows):
         return import_kernels(KERNELS).can_serve(x, tf.concat(self.kernels, 1), self.spec, windows)
@@ -82,24 +86,15 @@ class FoldedAttention(Unfolded, Layer):
             index: the query's row for axis 'height', its column for axis 'width', or its index in raster order for
                 axis 'square'.
         """
-        windows, heads = self.spec.windows(x), self.spec.options.heads
-        lines = windows.split_lines(x)
-        lines = tf.reshape(lines, [-1, windows.length, 1, x.shape[3]])
+        windows, options = self.spec.windows(x), self.spec.options
         offsets, visible = windows.all_pairs([index])
         tables = self.spec.lookup_tables(self.tables)
         rows = {name: tf.cast(table_rows(table, offsets), x.dtype) for name, table in tables.items()}
-        q, k = (y[:, :, 0] for y in (self._projected(lines[:, index : index + 1], 0), self._projected(lines, 1)))
-        maps = logit_maps(q, k, rows, self.spec.options.terms)  # [terms, lines, heads, 1, L]
+        q, k, _ = (split_heads(y, windows, options.heads) for y in self._project(x))
+        maps = logit_maps(q[:, index : index + 1], k, rows, options.terms)  # [terms, lines, heads, 1, L]
         scales = tf.cast(tf.stack(self.scales), maps.dtype)
         weights = tf.nn.softmax(hide(tf.reduce_sum(maps * scales[:, None, :, None, None], 0), visible))
-        weights = tf.reshape(tf.transpose(weights[:, :, 0], [0, 2, 1]), [-1, windows.length, 1, heads])
-        return tf.transpose(windows.join_lines(weights), [0, 3, 1, 2])
-
-    def _projected(self, x, i):
-        """[N, h, w, heads, D]: the queries (i = 0) or the keys (i = 1) of pixels [N, h, w, C]."""
-        y = tf.nn.bias_add(product(x, self.kernels[i]), self.biases[i])
-        heads = self.spec.options.heads
-        return tf.reshape(y, [-1, *x.shape[1:3], heads, y.shape[3] // heads])
+        return tf.transpose(join_heads(tf.transpose(weights, [0, 3, 1, 2]), windows), [0, 3, 1, 2])
 
     def factors(self, x):
         """dict of the factors of all logits of a map [1, h, w, C]. Every product of factors is one pair's logit.
@@ -109,8 +104,9 @@ class FoldedAttention(Unfolded, Layer):
         a table belongs to the difference i - (h - 1), or i - (w - 1), of the query's position minus the key's.
         Attention along an axis has the table of this axis alone. A square's logit is the sum of both tables' logits.
         """
-        query, key = (tf.transpose(self._projected(x, i)[0], [2, 0, 1, 3]) for i in range(2))
-        factors, (height, width) = {"query": query, "key": key}, x.shape[1:3]
+        (height, width), heads = x.shape[1:3], self.spec.options.heads
+        maps = (tf.reshape(y, [height, width, heads, -1]) for y in self._project(x)[:2])
+        factors = {name: tf.transpose(y, [2, 0, 1, 3]) for name, y in zip(PROJECTIONS, maps)}
         sides = {"height": {"rows": ("", height)}, "width": {"columns": ("", width)}}
         both = {"rows": ("_row", height), "columns": ("_column", width)}
         for use, scale in zip(self.spec.options.terms, self.scales):
