@@ -36,7 +36,7 @@ def check_index(index, length):
         raise InputError(f"index = {index}: expected fewer tokens than the {length} of the cache")
 
 
-def written(cache, new, index):
-    """The cache [N, L, ...] after `new` [N, 1, ...] is written at token `index`. Index -1 writes nothing."""
-    here = tf.cast(tf.reshape(tf.one_hot(index, cache.shape[1]), [1, -1] + [1] * (cache.shape.rank - 2)), tf.bool)
-    return tf.where(here, new, cache)
+def written(cache, new, index, axis=1):
+    """The cache after `new`, of length 1 along the axis of tokens, is written at `index`. Index -1 writes nothing."""
+    here = tf.cast(tf.one_hot(index, cache.shape[axis]), tf.bool)
+    return tf.where(tf.reshape(here, [-1, *[1] * (cache.shape.rank - 1 - axis)]), new, cache)

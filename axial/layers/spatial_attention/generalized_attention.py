@@ -268,7 +268,7 @@ class GeneralizedAttention(Unfolded, Layer):
     # === Decoding, a token at a time ===
 
     def new_cache(self, images: int | tf.Tensor, length: int) -> dict[str, tf.Tensor]:
-        """The empty cache of self-attention over at most `length` tokens, as a dict of tensors [N, keys, ...].
+        """The empty cache of self-attention over at most `length` tokens, as a dict of tensors [N, M, keys, 1, ...].
 
         With a key stride s, every s-th token is a key.
 
@@ -277,12 +277,12 @@ class GeneralizedAttention(Unfolded, Layer):
             length: largest number of tokens.
         """
         length = -(-length // self.key_stride)
-        empty = tf.zeros([images, length, self.heads, self.depth], self.compute_dtype)
+        empty = tf.zeros([images, self.heads, length, 1, self.depth], self.compute_dtype)
         cache = {"value": empty}
         if self.terms.query_key:
             cache["key"] = empty
         elif self.terms.key:
-            cache["saliency"] = tf.zeros([images, length, self.heads], wide(self.compute_dtype))
+            cache["saliency"] = tf.zeros([images, self.heads, length, 1], wide(self.compute_dtype))
         return cache
 
     def memory_cache(self, keys: tf.Tensor, key_mask: Mask = None) -> dict[str, tf.Tensor]:
@@ -290,7 +290,7 @@ class GeneralizedAttention(Unfolded, Layer):
         _, keys, key_mask = self._as_maps(keys, keys, key_mask)
         cache = Operands(self, self.terms).cached(keys)
         if key_mask is not None:
-            cache["real"] = tf.cast(key_mask, wide(self.compute_dtype))
+            cache["real"] = tf.cast(key_mask, wide(self.compute_dtype))[:, None]
         return cache
 
     def positions(self, length: int, keys: int | None = None) -> dict:
@@ -323,9 +323,10 @@ class GeneralizedAttention(Unfolded, Layer):
         if self.causal:
             # A token that the key stride skips has the key index -1, at which `written` writes nothing.
             key_index = tf.where(index % axis.stride == 0, index // axis.stride, -1)
-            cache = {name: written(cache[name], new, key_index) for name, new in operands.cached(x[:, :, None]).items()}
+            new = operands.cached(x[:, :, None])
+            cache = {name: written(cache[name], one, key_index, axis=2) for name, one in new.items()}
         row = index - axis.stride * tf.range(axis.keys) + axis.stride * (axis.keys - 1)
-        query, key = operands.queries(x[:, :, None]), cached_keys(cache)
+        query, key = operands.queries(x[:, :, None]), dict(cache)
         if "rows" in positions:
             query["rows"] = tf.gather(positions["rows"], row[None], axis=1)
             key["columns"] = tf.gather(positions["columns"], [[0]], axis=1)
@@ -406,26 +407,6 @@ class Operands:
         return tf.einsum("mrd,md->mr", table, tf.cast(layer.position_vector, dtype)) * self.scale
 
     def cached(self, keys):
-        """dict of the cache entries, [N, L, M, D] or [N, L, M], of the keys of a map with one column."""
-
-        def heads(kernel):
-            x = product(keys, self.cast(kernel))
-            return tf.reshape(x, [-1, keys.shape[1], self.layer.heads, self.layer.depth])
-
-        cache = {"value": heads(self.layer.value_kernel)}
-        if self.terms.query_key:
-            cache["key"] = heads(self.layer.key_kernel)
-        elif self.terms.key:
-            cache["saliency"] = tf.transpose(self.saliency(keys)[..., 0], [0, 2, 1])
-        return cache
-
-
-def cached_keys(cache):
-    """The dict `key` of `attention_terms.weigh`, from a cache of `step`."""
-    pixels = {name: x for name, x in cache.items() if name in ("key", "value")}
-    key = {name: tf.transpose(x, [0, 2, 1, 3])[:, :, :, None] for name, x in pixels.items()}
-    if "saliency" in cache:
-        key["saliency"] = tf.transpose(cache["saliency"], [0, 2, 1])[..., None]
-    if "real" in cache:
-        key["real"] = cache["real"][:, None]
-    return key
+        """The dict `key` of `attention_terms.logits` for the keys of a map with one column; see `new_cache`."""
+        value = split_heads(product(keys, self.cast(self.layer.value_kernel)), self.layer.heads)
+        return {**self.keys(keys, self.saliency(keys)), "value": value}
