@@ -13,7 +13,7 @@ import tensorflow as tf
 from axial.layers.conv import Conv
 from axial.layers.spatial_attention.attended import Mechanism
 from axial.layers.spatial_attention.attention_terms import SETTINGS, encode
-from axial.layers.spatial_attention.deformable_conv import DeformableConv, add_taps, kernel_by_tap, positions
+from axial.layers.spatial_attention.deformable_conv import DeformableConv, add_taps, kernel_by_tap, tap_positions
 from axial.layers.spatial_attention.generalized_attention import VISION, GeneralizedAttention
 from benchmark import inference_step, measure, over, peak_memory, training_step
 
@@ -67,7 +67,8 @@ class NaiveDeformableConv(DeformableConv):
         del training
         _, height, width, channels = x.shape
         offsets, _ = self.offsets(x)
-        grid = positions(offsets, [self.side] * 2, self.strides, dilation=self.dilation, padding=self.padding)
+        pairs = tap_positions(offsets, [self.side] * 2, self.strides, dilation=self.dilation, padding=self.padding)
+        grid = [tf.cast(tap, offset.dtype) + offset for tap, offset in pairs]
         rows, columns = (axis[..., 0] for axis in grid)
         flat, samples = tf.reshape(x, [-1, height * width, channels]), []
         for tap in range(self.side**2):

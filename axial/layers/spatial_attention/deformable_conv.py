@@ -56,12 +56,6 @@ def tap_positions(offsets, kernel, strides, dilation, padding):
     return (rows[..., None], offsets[..., 0]), (columns[..., None], offsets[..., 1])
 
 
-def positions(offsets, kernel, strides, *, dilation, padding):
-    """(rows, columns), [N, P, K, O]: where the taps sample. For the arguments see `tap_positions`."""
-    pairs = tap_positions(offsets, kernel, strides, dilation=dilation, padding=padding)
-    return tuple(tf.cast(tap, offset.dtype) + offset for tap, offset in pairs)
-
-
 def neighbors(tap, offset, size, last=None):
     """(index, fraction) of positions. The weights of pixels `index` and `index` + 1 are 1 - `fraction` and `fraction`.
 
