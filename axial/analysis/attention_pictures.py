@@ -52,13 +52,13 @@ def find_layers(model, block=None):
     return {path: layer for path, layer in layers.items() if block_of(path) == block}
 
 
-def attention_layers(model, name="the model"):
+def attention_layers(model, name="the model", kinds=LAYERS):
     """dict from path to layer, for all attention layers. Raises InputError if there is none; see `find_layers`.
 
     `name` is the model's name in the message.
     """
     paths = {id(weight): name.rpartition("/")[0] for name, weight in weight_names(model).items()}
-    layers = {paths[id(x.weights[0])]: x for x in model.submodules if isinstance(x, LAYERS)}
+    layers = {paths[id(x.weights[0])]: x for x in model.submodules if isinstance(x, kinds)}
     if not layers:
         raise InputError(f"{name} has no layer that attends")
     return layers

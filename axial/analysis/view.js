@@ -2,9 +2,9 @@
 
 // The page of axial-analyze view. view.py writes the models, their photos, and the factors of the attention logits of
 // blocks. This script multiplies the factors, takes the softmax and draws the weights. A block has one layer, or two:
-// attention along the columns, and then along the rows. Its cells are the keys of its first layer, Y x X. A query
-// [y, x] is a pixel of its last layer's map. A point [y, x] is in pixels of the canvas, the network's input. The values
-// of the form are the state of the page, and its address has them too.
+// attention along the columns, and then along the rows. Its cells are the keys of its first layer, Y x X. A query is a
+// pixel [y, x] of its last layer's map; a point is in pixels of the network's input. The form and the address have the
+// state of the page.
 
 const models = JSON.parse(document.getElementById("data").textContent);
 const TERMS = {
@@ -13,11 +13,11 @@ const TERMS = {
   key: ["key · position", "key_rows", "key_columns"],
   saliency: ["key alone", "saliency"],
   position: ["position alone", "rows", "columns"],
+  samples: ["samples", "sample_rows"],
 };
 const FATES = { matched: "#1b9e77", missed: "#ffb000", false: "#f0245e", "wrong class": "#9b5de5", excused: "#8a94a0" };
 const LAYERS = { photo: "photo", prediction: "prediction", truth: "truth", errors: "truth" }; // what each needs
 const COLORS = ["#0077bb", "#ee7733", "#009988", "#cc3311", "#33bbee", "#ee3377", "#a68a00", "#8866dd"];
-const RAMP = ["#2a0b54", "#8a1c7d", "#e04a46", "#fca50a", "#fcffa4"];
 const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 const form = document.getElementById("view");
 let asked = new URLSearchParams(location.hash.slice(1));
@@ -79,12 +79,13 @@ async function openPhoto(photo) {
 
 // The weights of a query's keys in one layer, in raster order: a column, a row or a map. `terms` is a set of TERMS.
 function softmax({ values, stride, reach, depth, axis, queries, keys }, terms, head, [y, x]) {
-  const dot = (a, i, b, j) => {
-    let total = 0;
-    for (let d = 0; d < depth; d++) total += a[i * depth + d] * b[j * depth + d];
-    return total;
-  };
-  const query = (head * queries[0] + y) * queries[1] + x;
+  const [query, depths] = [(head * queries[0] + y) * queries[1] + x, range(depth)];
+  const dot = (a, i, b, j) => depths.reduce((sum, d) => sum + a[i * depth + d] * b[j * depth + d], 0);
+  // The part of a pixel in the samples of a deformable convolution, which are interpolated.
+  const hat = (name, tap, at) => Math.max(0, 1 - Math.abs(values[name][query * depth + tap] - at));
+  const near = (tap, row, column) => hat("sample_rows", tap, row) * hat("sample_columns", tap, column);
+  const sampled = (...pixel) =>
+    depths.reduce((sum, tap) => sum + values.masks[query * depth + tap] * near(tap, ...pixel), 0);
   const [zeroRow, zeroColumn] = keys.map((n, i) => head * (queries[i] + stride * (n - 1)) + stride * (n - 1));
   const logits = [];
   for (const row of axis === "width" ? [y] : range(keys[0])) {
@@ -96,6 +97,7 @@ function softmax({ values, stride, reach, depth, axis, queries, keys }, terms, h
       let logit = 0;
       if (terms.has("content")) logit += values.scale[head] * dot(values.query, query, values.key, key);
       if (terms.has("saliency")) logit += values.saliency[key];
+      if (terms.has("samples")) logit += Math.log(sampled(row, column));
       for (const side in sides) {
         const [forQuery, forKey, alone] = [`query_${side}`, `key_${side}`, side].map((name) => values[name]);
         if (forQuery && terms.has("query")) logit += dot(values.query, query, forQuery, sides[side]);
@@ -220,10 +222,8 @@ function paint(canvas, { block, photo }, layer, cells, top) {
   const { stride, queries, keys } = block.layers[0];
   const heat = painted(keys[1], keys[0], (i) => {
     const value = clamp(cells[i] / top, 1);
-    const low = Math.min(Math.floor(value * (RAMP.length - 1)), RAMP.length - 2);
-    const [from, to] = [rgb(RAMP[low]), rgb(RAMP[low + 1])];
-    const mixed = from.map((part, k) => part + (to[k] - part) * (value * (RAMP.length - 1) - low));
-    return [...mixed, 255 * strength * Math.min(1, 1.3 * value ** 0.7)];
+    const heated = [51 + 306 * value, 255 * value ** 1.6, 100 * (1 - value) + 164 * value ** 6];
+    return [...heated, 255 * strength * Math.min(1, 1.3 * value ** 0.7)];
   });
   const [y, x] = photo.canvas.map((side, i) => ((1 - stride) / 2 / queries[i]) * side);
   const [tall, wide] = photo.canvas.map((side, i) => (stride * keys[i] * side) / queries[i]);

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image
 
-from axial.analysis.attention_pictures import attention_layers, block_of, layer_inputs
+from axial.analysis.attention_pictures import LAYERS, attention_layers, block_of, layer_inputs
 from axial.data.preprocess import place_labels
 from axial.data.tfrecord import photo_name
 from axial.errors import InputError, named, nearest
@@ -26,6 +26,7 @@ from axial.io.show import Html
 from axial.io.write import write_text
 from axial.layers.attention.folded import FoldedAttention
 from axial.layers.blocks import AxialPair
+from axial.layers.spatial_attention.deformable_conv import DeformableConv
 from axial.metrics.panoptic_quality import compare
 from axial.tasks.segmentation.drawing import segment_colors
 from axial.tasks.segmentation.evaluator import segment_table, true_segments
@@ -46,7 +47,7 @@ def attending_blocks(model, name="the model"):
     Raises InputError if no layer of the model attends. For the arguments see `attention_pictures.attention_layers`.
     """
     units = {}
-    for path, layer in attention_layers(model, name).items():
+    for path, layer in attention_layers(model, name, (*LAYERS, DeformableConv)).items():
         units.setdefault(path.removesuffix("/height").removesuffix("/width"), []).append(layer)
     blocks = [block_of(path) for path in units]
     names = [block if blocks.count(block) == 1 else path for path, block in zip(units, blocks)]
@@ -85,15 +86,20 @@ def describe_layer(layer, size):
     """JSON dict of a layer for a map of `size` (height, width).
 
     'queries' and 'keys' are sizes (rows, columns). Key j is at position 'stride' x j of the queries. A query sees the
-    keys up to 'reach' positions away.
+    keys up to 'reach' positions away. A head of a deformable convolution is an offset group, and its depth the number
+    of taps.
     """
+    keys, reach = size, None
     if isinstance(layer, FoldedAttention):
         axis, stride, heads = layer.spec.axis, 1, layer.spec.options.heads
         span, depth = layer.spec.windows(tf.zeros([1, *size, 1])).span, layer.spec.key_channels // heads
         reach = span and span // 2
+    elif isinstance(layer, DeformableConv):
+        axis, stride, heads, depth = "map", 1 / layer.strides, layer.offset_groups, layer.side**2
+        size = [-(-side // layer.strides) for side in size]
     else:
         axis, stride, heads, depth, (reach, _) = "map", layer.key_stride, layer.heads, layer.depth, layer.reach
-    keys = [-(-side // stride) for side in size]
+        keys = [-(-side // stride) for side in size]
     return {
         "axis": axis,
         "stride": stride,
@@ -101,7 +107,7 @@ def describe_layer(layer, size):
         "heads": heads,
         "depth": depth,
         "queries": list(size),
-        "keys": keys,
+        "keys": list(keys),
     }
 
 

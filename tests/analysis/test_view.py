@@ -16,6 +16,7 @@ from axial.data.preprocess import ScaledCanvas
 from axial.errors import InputError
 from axial.layers.attention.folded import FoldedAttention
 from axial.layers.attention.layer import TERMS, AxialAttention, LocalAttention
+from axial.layers.spatial_attention.deformable_conv import deformable_conv
 from axial.layers.spatial_attention.generalized_attention import GeneralizedAttention
 from axial.metrics.panoptic_quality import Segments
 from axial.models.registry import build_model
@@ -365,6 +366,31 @@ def test_the_page_shows_the_weights_of_random_queries(chromium, path, made, view
         assert seen["map"].shape == map_.shape and mass(seen["map"], map_) < MASS
         for actual, expected in zip(seen["rows"] + seen["columns"], [*rows, *columns], strict=True):
             assert mass(actual, expected) < MASS
+
+
+def test_the_page_shows_the_samples_of_a_deformable_convolution(chromium, sample_dir, tmp_path, monkeypatch):
+    """The weights are those by which a kernel of ones reads each pixel of the map."""
+    name, inputs, read = "attended_deeplab_nano_deformable", [], view.inputs_of
+    model = {"name": name, "arguments": {"repeats": (1, 0, 0, 1), "modulation": "sigmoid"}}
+    task = make_task(sample_dir, (49, 65), model=model, data=dict(shuffle=0))
+    network = task.build_model(folded=True)
+    (block, (layer,)), *_ = view.attending_blocks(network).items()
+    layer.offset_kernel.assign(tf.random.stateless_normal(layer.offset_kernel.shape, [0, 1], stddev=0.05))
+    monkeypatch.setattr(view, "inputs_of", lambda *given: inputs.extend(read(*given)) or inputs)
+    examples = view.split_examples(task, "val2017", [], 1)
+    with contract.eagerly():
+        view.write_view(str(tmp_path / "a.html"), [view.view_model(name, task, network, examples)])
+    x = inputs[0][id(layer)]
+    pixels = tf.reshape(tf.eye(x.shape[1] * x.shape[2]), [1, *x.shape[1:3], -1])
+    offsets, masks = layer.offsets(x)
+    options = dict(strides=layer.strides, dilation=layer.dilation, padding=layer.padding)
+    weights = deformable_conv(pixels, tf.ones([3, 3, 1, pixels.shape[3]]), offsets, masks, **options)[0].numpy()
+    browser = opened(chromium, tmp_path / "a.html")
+    for query in np.random.default_rng(0).random([QUERIES, 2]):
+        choose(browser, query=",".join(map(str, query)))
+        seen = shown(browser)
+        expected = weights[tuple(seen["query"])]
+        assert seen["block"] == block and mass(seen["map"], expected / expected.sum()) < MASS
 
 
 def test_clicks_keys_and_controls_change_what_they_should(chromium, path):

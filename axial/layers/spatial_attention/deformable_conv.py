@@ -302,6 +302,19 @@ class DeformableConv(Layer):
         offsets, masks = tf.split(y, [y.shape[3] * 2 // 3, y.shape[3] // 3], 3)
         return offsets, MODULATIONS[self.modulation] * tf.sigmoid(masks)
 
+    def factors(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
+        """dict of what the taps sample of a map [1, h, w, C]: 'sample_rows' and 'sample_columns', positions on the map,
+        and 'masks', which are 1 for v1; each [O, P, K].
+        """
+        offsets, masks = self.offsets(self.sized(x))
+        pairs = tap_positions(offsets, [self.side] * 2, self.strides, dilation=self.dilation, padding=self.padding)
+        rows, columns = (tf.transpose((tf.cast(tap, offset.dtype) + offset)[0], [2, 0, 1]) for tap, offset in pairs)
+        if masks is None:
+            masks = tf.ones_like(rows)
+        else:
+            masks = tf.transpose(tf.reshape(masks, [-1, self.offset_groups, self.side**2]), [1, 0, 2])
+        return {"sample_rows": rows, "sample_columns": columns, "masks": masks}
+
     def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
         x = self.sized(x)
         offsets, masks = self.offsets(x)
