@@ -159,12 +159,11 @@ def matches(truth, predicted):
     pairs = compare(truth, predicted)
     true = [{"fate": "missed" if x else "excused", "iou": 0.0, "other": 0} for x in pairs.required]
     guess = [{"fate": "false" if x else "excused", "iou": 0.0, "other": 0} for x in pairs.unexcused]
-    same = {(i, j) for i, j, iou in zip(pairs.true, pairs.predicted, pairs.iou) if iou > 0.5}
     classless = [x._replace(classes=np.zeros_like(x.classes)) for x in (truth, predicted)]
     every = compare(*classless)
     for k in np.argsort(every.iou):  # the largest IoU last
         i, j, iou = every.true[k], every.predicted[k], float(every.iou[k])
-        if (i, j) in same:
+        if iou > 0.5 and pairs.true_classes[i] == pairs.predicted_classes[j]:
             true[i]["fate"] = guess[j]["fate"] = "matched"
         elif iou > 0.5 and (true[i]["fate"], guess[j]["fate"]) == ("missed", "false"):
             true[i]["fate"] = guess[j]["fate"] = "wrong class"

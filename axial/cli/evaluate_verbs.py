@@ -304,7 +304,7 @@ def _scoring(source, split, given):
         source.spec,
         split,
         results_dir=given.results_dir if source.stores else None,
-        report=_make_report(given, split, source.evaluator, source.spec),
+        report=Report(source.evaluator, source.spec, given.report, split) if given.report else None,
         data_dir=source.data_dir,
         shard=given.shard or (0, 1),
         identity={**source.identity, "data": fingerprint(source.data_dir, split), **asked},
@@ -333,10 +333,6 @@ def _scoring(source, split, given):
     return score
 
 
-def _make_report(given, split, evaluator, spec):
-    return Report(evaluator, given.report, split, spec) if given.report else None
-
-
 def _publish(scored, scores, given, details=()):
     """Writes the report and the CSV of a split, and prints its table."""
     if scored.report:
@@ -350,8 +346,8 @@ def merge(given):
     """Merges the shards of each split and prints the scores."""
     scores = {}
     for split in given.split:
-        how = functools.partial(_make_report, given, split)
-        scored = split_run.merge(given.results_dir, split, find_evaluator, how)
+        report = given.report and functools.partial(Report, folder=given.report, split=split)
+        scored = split_run.merge(given.results_dir, split, find_evaluator, report)
         scores[split] = scored.metrics.result()
         _publish(scored, scores[split], given)
     write_scores(given.json, scores)

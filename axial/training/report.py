@@ -19,13 +19,13 @@ class Report:
 
     Args:
         evaluator: `Evaluator`.
+        spec: `DatasetSpec`.
         folder: folder of the page and of the folder of its pictures.
         split: name of the split.
-        spec: `DatasetSpec`.
         count: number of worst photos, and of best photos.
     """
 
-    def __init__(self, evaluator, folder, split, spec, *, count=20):
+    def __init__(self, evaluator, spec, folder, split, *, count=20):
         self.evaluator, self.folder, self.split, self.spec = evaluator, folder, split, spec
         self.count = count
         self.pictures = output_folder(folder, split, "--split")

@@ -24,7 +24,7 @@ def page(sample_dir, tmp_path_factory):
     """(path of the page, metrics, `Report`) of shifted predictions on the sample photos."""
     folder = tmp_path_factory.mktemp("report")
     scores = PanopticMetrics(COCO)
-    report = Report(PANOPTIC, str(folder), "val2017", COCO, count=COUNT)
+    report = Report(PANOPTIC, COCO, str(folder), "val2017", count=COUNT)
     for example, prediction in shifted(PANOPTIC.examples(sample_dir, "val2017", COCO)):
         report.add(example, scores.update(example, prediction), scores.photos[-1])
     return report.write(scores), scores, report
@@ -53,7 +53,7 @@ def test_the_pictures_are_those_of_the_extremes_after_every_photo(tmp_path):
             drawn.append(example)
             return (np.zeros([1, 1, 3], np.uint8),)
 
-    report = Report(Dots(), str(tmp_path), "val", None, count=COUNT)
+    report = Report(Dots(), None, str(tmp_path), "val", count=COUNT)
     for number in range(80):
         quality = rng.choice([None, *np.linspace(0, 1, 9)])
         photos.append([number, f"{number}.jpg", quality])

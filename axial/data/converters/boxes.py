@@ -36,15 +36,11 @@ def read_instances(path, spec):
             object's category or gives it another name; an object's class is not a thing; a box extends beyond its
             image; some image ids are text and others numbers. The message names the object.
     """
-    data, content = read_json(path, schemas.Instances)
+    data, content = read_annotations(path)
     check_categories(path, content.categories, spec, ANOTHER_SPEC)
-    check_ids(path, content.images)
-    check_unique(path, "annotations: id", (annotation.id for annotation in content.annotations))
     images, objects = {image.id: image for image in content.images}, collections.defaultdict(list)
     for annotation in content.annotations:
         where = f"{path}: annotation {annotation.id}"
-        if annotation.image_id not in images:
-            raise InputError(f"{where}: image_id {annotation.image_id!r} is not in images")
         if None in (annotation.bbox, annotation.area):
             raise InputError(f"{where}: bbox and area are needed")
         _check_box(where, annotation.bbox, images[annotation.image_id])
@@ -64,6 +60,22 @@ def read_instances(path, spec):
     unmasked = [f"annotation {one.id}" for one in kept if not _has_mask(one)]
     tell_left_out(path, "objects without a mask, where masks are needed", unmasked)
     return {key: functools.partial(box_fields, path, objects[key]) for key in images}, data
+
+
+def read_annotations(path):
+    """(bytes, `schemas.Instances`) of COCO's instances_SPLIT.json.
+
+    Raises:
+        InputError: this is not COCO's JSON; an id is repeated; the JSON lacks an object's image; some image ids are
+            text and others numbers.
+    """
+    data, content = read_json(path, schemas.Instances)
+    check_ids(path, content.images)
+    check_unique(path, "annotations: id", (annotation.id for annotation in content.annotations))
+    images = {image.id for image in content.images}
+    if odd := next((one for one in content.annotations if one.image_id not in images), None):
+        raise InputError(f"{path}: annotation {odd.id}: image_id {odd.image_id!r} is not in images")
+    return data, content
 
 
 def _check_box(where, box, image):

@@ -23,7 +23,7 @@ from PIL import Image
 from pycocotools import mask as masks
 
 from axial.data import files
-from axial.data.converters.boxes import FARTHEST, as_json, encoded, run_lengths
+from axial.data.converters.boxes import FARTHEST, as_json, encoded, read_annotations, run_lengths
 from axial.data.converters.coco import photo_items
 from axial.data.labels import Labels, labels_of, segment
 from axial.data.specs import bare, plain_spec
@@ -169,16 +169,12 @@ def _paint(spec, classes, rest, outlines):
 
 def _list_coco(path, folders):
     """See `_listed`. The photos are in the first of the folders that has the JSON's first photo."""
-    data, content = read_json(path, schemas.Instances)
-    files.check_ids(path, content.images)
+    data, content = read_annotations(path)
     check_unique(path, "images: file_name", (image.file_name for image in content.images))
     check_unique(path, "categories: id", (row.id for row in content.categories))
-    check_unique(path, "annotations: id", (one.id for one in content.annotations))
     objects = {image.id: [] for image in content.images}
     for one in content.annotations:
         where = f"{path}: annotation {one.id}"
-        if one.image_id not in objects:
-            raise InputError(f"{where}: image_id {one.image_id!r} is not in images")
         if not one.segmentation:
             raise InputError(f"{where}: a box without a mask; {BOXES}")
         objects[one.image_id].append(Outline(where, one.category_id, [one.segmentation], bool(one.iscrowd)))

@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from pycocotools import mask as masks
 
-from axial.data.converters.boxes import as_json
+from axial.data.converters.boxes import as_json, encoded
 from axial.data.streams import decode_photo
 from axial.data.tfrecord import WITH_OBJECTS, photo_name
 from axial.errors import InputError
@@ -47,7 +47,7 @@ def predicted_objects(prediction, spec, image_id, size):
     ]
     if "mask" in prediction:
         for one, mask in zip(objects, np.asarray(prediction["mask"])):
-            one["segmentation"] = encode_mask(paste_mask(mask, one["bbox"], size))
+            one["segmentation"] = as_json(encoded(paste_mask(mask, one["bbox"], size)))
     return objects
 
 
@@ -76,11 +76,6 @@ def _stretch(pixels, first, length, side):
     return weights * ((centers >= first) & (centers < first + length))[:, None]
 
 
-def encode_mask(pixels):
-    """A mask, uint8 [h, w], as COCO's run-length encoding, for JSON."""
-    return as_json(masks.encode(np.asfortranarray(pixels)))
-
-
 def true_objects(example, spec, masked=False):
     """The true objects of an evaluation example in COCO's annotation format, with the class index as 'category_id'.
 
@@ -92,7 +87,7 @@ def true_objects(example, spec, masked=False):
     if masked:
         for one, mask, has_mask in zip(objects, *(x.numpy() for x in record_masks(example, spec))):
             if has_mask:
-                one["segmentation"] = encode_mask(mask)
+                one["segmentation"] = as_json(encoded(mask))
     return objects
 
 

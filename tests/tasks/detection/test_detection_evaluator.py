@@ -10,10 +10,11 @@ from pycocotools import mask as masks
 from pycocotools.coco import COCO as CocoIndex
 from pycocotools.cocoeval import COCOeval
 
+from axial.data.converters.boxes import encoded
 from axial.data.specs import COCO
 from axial.data.tfrecord import read_manifest
 from axial.metrics.coco_ap import FIGURES
-from axial.tasks.detection.evaluator import DETECTION, DetectionMetrics, encode_mask, paste_mask, true_objects
+from axial.tasks.detection.evaluator import DETECTION, DetectionMetrics, paste_mask, true_objects
 from axial.tasks.detection.input_pipeline import record_masks
 from tests.data.record_fixture import png
 
@@ -127,7 +128,7 @@ def test_pasted_masks():
             value += a * ((1 - b) * mask[i + 1, j] + b * mask[i + 1, j + 1])
             assert pasted[row, column] == (inside and value >= 0.5), (row, column)
     whole = paste_mask(np.ones([28, 28]), (0, 0, 14, 10), size)
-    assert whole.all() and masks.area(encode_mask(whole)) == 140
+    assert whole.all() and masks.area(encoded(whole)) == 140
     assert not paste_mask(np.ones([28, 28]), (3, 3, 0, 0), size).any()
 
 
