@@ -27,7 +27,6 @@ says on standard error which contents of a file it does not read, like further p
 
 import dataclasses
 import functools
-import importlib
 import inspect
 import os
 import pkgutil
@@ -130,45 +129,35 @@ OWN = {
 DATA_SETS = {name: OWN.get(name, (Labelled, 50)) for name in data_sets()}
 
 
-def _items(given, split, spec):
-    """The items of a split, and bytes that identify their source."""
-    name, input_dir = given.verb, given.input_dir or _sample_dir(given.verb)
-    converter = "folder" if name == "nuclei" and not given.input_dir else name
-    list_items = pkgutil.resolve_name(f"axial.data.converters.{converter}.{converter}_items")
-    arguments = {**vars(given), "input_dir": input_dir, "split": split, "spec": spec}
-    return list_items(**{name: arguments[name] for name in inspect.signature(list_items).parameters})
+def _of_converter(given, name, function, **values):
+    """The result of a function of the converter `name`. Its arguments are flags, or those of `values`."""
+    function = pkgutil.resolve_name(f"axial.data.converters.{name}.{name}_{function}")
+    values = {**vars(given), "input_dir": given.input_dir or _sample_dir(given.verb), **values}
+    return function(**{argument: values[argument] for argument in inspect.signature(function).parameters})
 
 
 def _sample_dir(name):
     """The folder of the sample photos of a data set."""
-    return importlib.import_module(f"axial.data.converters.{name}").SAMPLE_DIR
+    return pkgutil.resolve_name(f"axial.data.converters.{name}:SAMPLE_DIR")
 
 
-def _spec(given):
+def _spec(given, splits):
     """The `DatasetSpec` of --spec, by default the data set's own."""
     name = given.verb
     from axial.data.specs import find_spec, json_spec, plain_spec
 
-    if name == "imagenet":
-        from axial.data.converters.imagenet import imagenet_spec
-
-        return imagenet_spec(given.input_dir)
     if given.spec == "json":
         if name not in ("coco", "folder"):
             raise InputError("--spec=json: for coco and folder only, whose panoptic JSON has the classes")
-        return json_spec(given.input_dir or _sample_dir("coco"), given.split or SAMPLE_SPLITS["coco"])
+        return json_spec(given.input_dir or _sample_dir("coco"), splits)
     if given.spec:
         return find_spec(given.spec)
     if name == "folder":
         return plain_spec(given.input_dir, {1: given.class_name}, REST)
-    if name == "instances":
-        from axial.data.converters.instances import instances_spec
-
-        return instances_spec(given.input_dir, given.need("split"), given.rest)
     if name == "mapillary":
-        from axial.data.converters.mapillary import mapillary_spec
-
-        return mapillary_spec(given.input_dir, given.version)[1]
+        return _of_converter(given, name, "spec")[1]
+    if name in ("imagenet", "instances"):
+        return _of_converter(given, name, "spec", splits=splits)
     return find_spec(name.removesuffix("_tfds"))
 
 
@@ -179,14 +168,15 @@ def _convert(given):
     splits = given.split or sample or given.need("split")
     if name not in SAMPLE_SPLITS:
         given.need("input_dir")
-    spec = _spec(given)  # before TensorFlow is imported
+    spec = _spec(given, splits)  # before TensorFlow is imported
+    converter = "folder" if name == "nuclei" and not given.input_dir else name
 
     from axial.data.convert import Conversion, as_stored
     from axial.data.tfrecord import is_labelled
 
     with locked(given.output_dir, "output_dir"):
         for split in splits:
-            listed = _items(given, split, spec)
+            listed = _of_converter(given, converter, "items", split=split, spec=spec)
             if given.labels == "stored":
                 listed = as_stored(*listed)
             made = Conversion(*listed, spec, split, given.output_dir, skip_broken=given.skip_broken)
