@@ -55,13 +55,12 @@ def columns(result, pixel_size=None):
     area, y, x, top, left, bottom, right, diameter, eccentricity, perimeter, solidity = shapes
     edge = (top == 0) | (left == 0) | (bottom == height) | (right == width)
     box, area = (left, top, right - left, bottom - top), area.astype(int)
-    table = {"photo": [result.photo] * len(objects)}
-    table |= {"id": [one.get("id", one["label"]) for one in objects]}
+    table = {"photo": [result.photo] * len(objects), "id": [one.get("id", one["label"]) for one in objects]}
     table |= {name: [one[name] for one in objects] for name in ("label", "class", "score")}
     table |= zip(COLUMNS, (area, x, y, *box, diameter, eccentricity, perimeter, solidity, edge))
     if unit:
-        lengths = {f"equivalent_diameter_{unit}": diameter * side, f"perimeter_{unit}": perimeter * side}
-        table |= {f"area_{unit}2": area * side**2, **lengths}
+        table[f"area_{unit}2"] = area * side**2
+        table |= {f"equivalent_diameter_{unit}": diameter * side, f"perimeter_{unit}": perimeter * side}
     table |= _intensities(result.labels.ravel(), result.stored)
     plain = {name: np.asarray(values, object).tolist() for name, values in table.items()}
     return {name: [None if x != x else x for x in values] for name, values in plain.items()}  # NaN differs from itself

@@ -30,7 +30,7 @@ import tensorflow as tf
 
 from axial.data.converters.coco import check_annotations, checked_labels, coco_items
 from axial.data.files import PHOTOS, by_name, check_paired, labelled_items, list_folder, split_folder, tell_left_out
-from axial.data.labels import labels_of, read_ids, read_panoptic, same_size, segment
+from axial.data.labels import labels_of, numbered, read_ids, read_panoptic, same_size, segment
 from axial.data.specs import check_categories
 from axial.errors import InputError, nearest
 from axial.io import gfile, schemas
@@ -148,8 +148,7 @@ def _read_instances(spec, _, path):
     """`Labels` of an instance image alone, for a spec with one thing class and at most one stuff class."""
     numbers = read_ids(path)
     if numbers.max(initial=0) >= spec.label_divisor:  # closes gaps between the numbers
-        _, index = np.unique(np.append(0, numbers), return_inverse=True)
-        numbers = index.ravel()[1:].reshape(numbers.shape)
+        numbers = numbered(numbers, np.setdiff1d(numbers, 0))
     (thing,) = (category for category, thing in zip(spec.category_ids, spec.things) if thing)
     stuff = next((category for category in spec.category_ids if category != thing), None)
 
