@@ -7,7 +7,7 @@ A layer's input has fewer pixels than the photo. Each of its pixels stands for a
 mark the centre of the patch.
 """
 
-import contextlib
+import functools
 
 import numpy as np
 import tensorflow as tf
@@ -77,28 +77,21 @@ def layer_inputs(model, layers):
     @tf.function(autograph=False)
     def run(images):  # a graph, which prunes all ops after these layers
         inputs = {}
-        with contextlib.ExitStack() as stack:
-            for layer in layers:
-                stack.enter_context(_recorded(layer, inputs))
+
+        def record(layer, call, x, training=False):
+            inputs[id(layer)] = x
+            return call(x, training=training)
+
+        for layer in layers:  # not setattr, because Keras would track it
+            layer.__dict__["call"] = functools.partial(record, layer, layer.call)
+        try:
             network(images)
+        finally:
+            for layer in layers:
+                del layer.__dict__["call"]
         return [inputs[id(layer)] for layer in layers]
 
     return run
-
-
-@contextlib.contextmanager
-def _recorded(layer, inputs):
-    call = layer.call
-
-    def record(x, training=False):
-        inputs[id(layer)] = x
-        return call(x, training=training)
-
-    layer.__dict__["call"] = record  # not setattr, because Keras would track it
-    try:
-        yield
-    finally:
-        del layer.__dict__["call"]
 
 
 # === Weights ===

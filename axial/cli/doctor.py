@@ -140,11 +140,9 @@ def _step():
     """Runs a training step of a tiny model on the sample photos, and returns its loss."""
     import tensorflow as tf
 
-    from axial.data.converters.coco import sample_data_dir
-    from axial.recipes import configuration
+    from axial.cli.analyze import build_recipe
 
-    configuration.load(["sample/overfit.gin", "tiny/panoptic.gin"])
-    task, _, optimizer = configuration.build(data_dir=sample_data_dir())
+    task, _, optimizer = build_recipe(["sample/overfit.gin", "tiny/panoptic.gin"], (), None)
     model = task.build_model()
     with tf.GradientTape() as tape:
         loss = task.losses(model, next(iter(task.train_dataset(2, seed=0))))["total"]

@@ -128,6 +128,12 @@ BINS = 15  # confidence bins of the calibration error, as in Guo et al.
 BEST = 5  # number of best classes that a decoded prediction has
 
 
+def _best(prediction):
+    """List of (class index, probability) of the best classes, at most `BEST`, in order of their probability."""
+    probability = np.asarray(prediction["probability"], np.float64)
+    return [(int(i), float(probability[i])) for i in np.argsort(-probability, kind="stable")[:BEST]]
+
+
 class ClassificationMetrics(Metrics):
     """Top-1 and top-5 accuracy, accuracy of each class, confusion matrix and calibration error.
 
@@ -152,17 +158,15 @@ class ClassificationMetrics(Metrics):
             example: an evaluation example with 'image/class' and 'image/file_name'.
             prediction: dict of 'probability' [classes].
         """
-        probability = np.asarray(prediction["probability"], np.float64)
-        best = np.argsort(-probability, kind="stable")[:BEST]
-        truth, confidence = int(example["image/class"]), probability[best[0]]
-        right = bool(best[0] == truth)
-        self.pairs[truth, int(best[0])] += 1
-        self.top5 += int(truth in best)
+        best, truth = _best(prediction), int(example["image/class"])
+        guess, confidence = best[0]
+        self.pairs[truth, guess] += 1
+        self.top5 += truth in dict(best)
         index = min(int(confidence * BINS), BINS - 1)
-        self.right[index] += right
-        self.confidences[index].append(float(confidence))
-        self.add_photo(photo_name(example), float(probability[truth]))
-        return [(int(i), float(probability[i])) for i in best]
+        self.right[index] += guess == truth
+        self.confidences[index].append(confidence)
+        self.add_photo(photo_name(example), float(np.asarray(prediction["probability"], np.float64)[truth]))
+        return best
 
     def merge(self, other):
         """Adds the scores of another shard."""
@@ -278,9 +282,7 @@ class ClassificationEvaluator(Evaluator):
 
     def describe(self, image, prediction, spec):
         """The `Description` of a photo's prediction: its best classes."""
-        probability = np.asarray(prediction["probability"], np.float64)
-        best = np.argsort(-probability, kind="stable")[:BEST]
-        classes = _classes_json([(int(i), round(float(probability[i]), 6)) for i in best], spec)
+        classes = _classes_json([(i, round(probability, 6)) for i, probability in _best(prediction)], spec)
         summary = ", ".join(f"{guess['class']} {guess['probability']:.1%}" for guess in classes)
         text = f"{classes[0]['class']} {classes[0]['probability']:.0%}"
         return Description({"best": classes}, summary, draw=functools.partial(caption, image, text))
