@@ -236,11 +236,9 @@ def print_report(check, most=12):
     print_table(columns, classes, title=f"{check.split}: {check.title}")
     findings = []
     for kind, number in check.counts().items():
-        rows = [row for row in check.findings if row[0] == kind]
-        for i, (_, photo, detail) in enumerate(rows[:most]):
-            findings.append((*((kind, number) if i == 0 else ("", "")), photo, detail))
-        if number > most:
-            findings.append(("", "", "...", ""))
+        rows = [finding[1:] for finding in check.findings if finding[0] == kind]
+        first, *others = rows[:most] + [("...", "")] * (number > most)
+        findings += [(kind, number, *first), *(("", "", *row) for row in others)]
     print_table(("finding", "number", "photo", "what"), findings, title=f"{check.split}: findings")
 
 

@@ -38,10 +38,7 @@ def read_curves(model_dir):
     Raises:
         InputError: the folder is not a run of axial-train, or the run has no summaries yet.
     """
-    curves = {name: curve for name, curve in read_events(model_dir)[0].items() if name in CURVES}
-    if not curves:
-        raise InputError(f"{model_dir}: no summaries yet")
-    return curves
+    return {name: curve for name, curve in read_events(model_dir)[0].items() if name in CURVES}
 
 
 def read_events(model_dir):
@@ -52,7 +49,7 @@ def read_events(model_dir):
         (step, PNG as bytes).
 
     Raises:
-        InputError: the folder is not a run of axial-train.
+        InputError: the folder is not a run of axial-train, or the run has no losses in summaries yet.
     """
     run_file(model_dir)
     events = EventAccumulator(model_dir, size_guidance={"tensors": 0})
@@ -67,6 +64,8 @@ def read_events(model_dir):
         points = {event.step: float(tf.make_ndarray(event.tensor_proto)) for event in events.Tensors(name)}
         steps = sorted(points)
         curves[name] = np.array(steps), np.array([points[step] for step in steps])
+    if not any(map(_is_loss, curves)):
+        raise InputError(f"{model_dir}: no summaries yet")
     return curves, pictures
 
 
@@ -116,8 +115,6 @@ def write_page(model_dir, path):
         InputError: the folder is not a run, or has no summaries yet.
     """
     curves, pictures = read_events(model_dir)
-    if not any(map(_is_loss, curves)):
-        raise InputError(f"{model_dir}: no summaries yet")
     shown = [
         figure(embedded(data, in_words(name)), f"{in_words(name)} at step {step}")
         for name, (step, data) in sorted(pictures.items())

@@ -290,8 +290,7 @@ def _piece(where, shape, size):
         mask.paste(open_image(f"{where}: mask", png).convert("L").point(bool), corner)
         return as_json(encoded(np.asarray(mask)))
     if shape.shape_type == "rectangle" and len(points) == 2:
-        (left, top), (right, bottom) = points
-        points = np.array([(left, top), (right, top), (right, bottom), (left, bottom)])
+        points = np.stack([points[[0, 1, 1, 0], 0], points[[0, 0, 1, 1], 1]], 1)  # all four corners
     elif shape.shape_type == "circle" and len(points) == 2:
         angles = np.arange(CIRCLE) * 2 * math.pi / CIRCLE
         radius = np.hypot(*(points[1] - points[0]))
