@@ -154,9 +154,7 @@ def _spec(given, splits):
         return find_spec(given.spec)
     if name == "folder":
         return plain_spec(given.input_dir, {1: given.class_name}, REST)
-    if name == "mapillary":
-        return _of_converter(given, name, "spec")[1]
-    if name in ("imagenet", "instances"):
+    if name in ("imagenet", "instances", "mapillary"):
         return _of_converter(given, name, "spec", splits=splits)
     return find_spec(name.removesuffix("_tfds"))
 

@@ -39,7 +39,7 @@ class VistasConfig(Struct):
 
 
 def mapillary_spec(input_dir, version):
-    """Path of the configuration file, and the `DatasetSpec` of its classes.
+    """The `DatasetSpec` of the classes in the configuration file.
 
     A class's category id is its position in the file, from 1, as in the panoptic annotations. Labels that the file
     marks as not evaluated are ignored.
@@ -61,7 +61,7 @@ def mapillary_spec(input_dir, version):
     counted = [(i + 1, label) for i, label in enumerate(labels) if label.evaluate]
     readable = [label.readable for _, label in counted]
     unique = len(set(readable)) == len(readable)
-    spec = DatasetSpec(
+    return DatasetSpec(
         name=f"mapillary_{version}",
         class_names=tuple(readable if unique else (label.name for _, label in counted)),
         category_ids=tuple(number for number, _ in counted),
@@ -69,7 +69,6 @@ def mapillary_spec(input_dir, version):
         palette=tuple(label.color for _, label in counted),
         ignored_ids=tuple(i + 1 for i, label in enumerate(labels) if not label.evaluate),
     )
-    return paths[0], spec
 
 
 def mapillary_items(input_dir, split, spec, version):

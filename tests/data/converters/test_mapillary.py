@@ -23,19 +23,18 @@ def scene(height=30, width=60):
 
 
 def items_of(root, split, version):
-    return mapillary_items(str(root), split, mapillary_spec(str(root), version)[1], version)
+    return mapillary_items(str(root), split, mapillary_spec(str(root), version), version)
 
 
 def convert(root, output, split="training"):
-    spec = mapillary_spec(str(root), "v1.2")[1]
+    spec = mapillary_spec(str(root), "v1.2")
     return conversion.convert(items_of(root, split, "v1.2"), spec, output, split)
 
 
 @pytest.mark.parametrize("version,nested", [("v1.2", True), ("v1.2", False), ("v2.0", True)])
 def test_classes_come_from_the_releases_configuration(tmp_path, version, nested):
     folder = MapillaryFolder(tmp_path, version=version, nested=nested)
-    path, spec = mapillary_spec(str(tmp_path), version)
-    assert path == str(folder.config)
+    spec = mapillary_spec(str(tmp_path), version)
     counts = {"v1.2": (65, 37, 1), "v2.0": (116, 70, 8)}[version]
     assert (spec.num_classes, sum(spec.things), len(spec.ignored_ids)) == counts
     assert spec.category_ids[0] == 1 and spec.class_names[3] == "Class 3"
