@@ -11,6 +11,7 @@ to a neighbour or to the background. So tiles are joined by these rules:
 """
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -26,7 +27,7 @@ from axial.data.preprocess import SCALE, STRIDE, ScaledCanvas, is_whole
 from axial.data.specs import DatasetSpec
 from axial.data.streams import photo_of
 from axial.data.tfrecord import photo_name
-from axial.errors import InputError
+from axial.errors import InputError, named
 from axial.tasks.segmentation.grouping import PostprocessConfig, apply_pieces, merge_semantic_and_instance, stuff_only
 
 
@@ -110,11 +111,9 @@ class Tiled:
         if not (tiling := self.tiling(example)):
             (result,) = results
             return result
-        try:
+        name = _name(example)
+        with named(name) if name else contextlib.nullcontext():
             return join(results, tiling, spec=self.spec, grouping=self.grouping, scale=self.canvas.scale)
-        except InputError as error:
-            name = _name(example)
-            raise InputError(f"{name}: {error}" if name else str(error)) from None
 
     def tiling(self, example):
         """`Tiling` of a photo that is larger than the canvas; None for other photos."""
