@@ -165,7 +165,7 @@ class ClassificationMetrics(Metrics):
         index = min(int(confidence * BINS), BINS - 1)
         self.right[index] += guess == truth
         self.confidences[index].append(confidence)
-        self.add_photo(photo_name(example), float(np.asarray(prediction["probability"], np.float64)[truth]))
+        self.add_photo(photo_name(example), float(prediction["probability"][truth]))
         return best
 
     def merge(self, other):
