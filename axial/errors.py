@@ -93,9 +93,7 @@ def check_installed(what, extra, *packages):
 def check_docstrings():
     """Raises InputError under `python -OO`, with which TensorFlow cannot be imported."""
     if sys.flags.optimize > 1:
-        raise InputError(
-            "python -OO (PYTHONOPTIMIZE=2) leaves out docstrings, which TensorFlow reads: use -O, or neither"
-        )
+        raise InputError("python -OO (PYTHONOPTIMIZE=2) drops docstrings, which TensorFlow reads: use -O, or neither")
 
 
 class Preempted(Exception):

@@ -255,9 +255,7 @@ def page(checks):
         ]
         listed = pages.table(("kind", "number", "first"), findings, words=True) if findings else "<p>No findings.</p>"
         sections[f"{check.split}: findings"] = f"<p>{html(check.title)}.</p>" + listed
-        sections[f"{check.split}: random photos with their labels"] = pages.grid(
-            itertools.starmap(_picture, check.sample)
-        )
+        sections[f"{check.split}: random photos with labels"] = pages.grid(itertools.starmap(_picture, check.sample))
         sections[f"{check.split}: classes"] = pages.table(("class", "photos", "segments", "% of pixels"), classes)
     return pages.page(f"Data check: {checks[0].spec.name}", sections)
 

@@ -294,9 +294,7 @@ CHANGE = Flag(list, "hyperparameters that may differ from the resumed run's, lik
 DATA_DIR = Flag(str, "folder of converted data; by default the recipe's or run's, or samples.", path=IN_FOLDER)
 SPLIT = Flag(tuple, "splits of the data; by default the run's evaluation split, or all splits of the samples.")
 MODEL_DIR = Flag(str, "a run of axial-train: the folder of its checkpoints, summaries and scores.")
-CHECKPOINT = Flag(
-    str, "one checkpoint of the run in --model_dir, by its prefix.", path=check_checkpoint, needs="model_dir"
-)
+CHECKPOINT = Flag(str, "one checkpoint of the run in --model_dir, by prefix.", path=check_checkpoint, needs="model_dir")
 AVERAGE = Flag(int, "number of the run's latest checkpoints to average.", 1, least=1, needs="model_dir")
 MODEL = Flag(
     str,

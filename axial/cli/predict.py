@@ -113,9 +113,7 @@ def _predictor(source, given):
 
     if source.kind == "export":
         if given.flip or given.multi_scale or given.changed("scales"):
-            raise InputError(
-                f"--scales, --flip and --multi_scale: {given.model} is an export, which predicts at one scale"
-            )
+            raise InputError(f"--scales, --flip, --multi_scale: {given.model} is an export, which has one scale")
         return configuration.load_export(source)
     task, model = configuration.restore_run(source)
     looks = (task.multi_scale, True) if given.multi_scale else (given.scales, given.flip)

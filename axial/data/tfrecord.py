@@ -276,6 +276,4 @@ def _check_shard(path, data_dir, row):
         raise InputError(f"{path}: shards: {records} records do not fit the {size} bytes of {name}")
     length = tf.io.gfile.stat(shard).length if tf.io.gfile.exists(shard) else 0
     if length != size:
-        raise InputError(
-            f"{shard}: {length} bytes where {size} were written, the shard is missing or changed; convert again"
-        )
+        raise InputError(f"{shard}: {length} bytes where {size} were written, it is lost or changed; convert again")

@@ -142,9 +142,7 @@ def _check_work(path, data, image):
     if form == "jpeg" and (scans := data.count(b"\xff\xda")) * pixels > MOST_SCANNED:
         raise InputError(f"{path}: {scans} scans of {pixels} pixels, at most {MOST_SCANNED // pixels} are read")
     if form == "bmp_rle" and (pixels > LARGEST_RUNS or len(data) > 4 * pixels + 2**16):
-        raise InputError(
-            f"{path}: run lengths of {pixels} pixels in {len(data)} bytes, at most {LARGEST_RUNS} are read"
-        )
+        raise InputError(f"{path}: run lengths of {pixels} pixels in {len(data)} bytes, at most {LARGEST_RUNS} allowed")
     if image.format == "TIFF":
         tags = image.tag_v2
         sides = tags.get(Tag.TileWidth, 1), tags.get(Tag.TileLength, 1)
@@ -190,9 +188,7 @@ def _deep_colours(path, data, image):
         big = data[:2] == b"MM" if raw else sys.byteorder == "big"
         halves = [_bytes_of_colours(data, order) for order in ("BL" if big else "LB")]
     elif 0 < halves[0].max() < 2**4:  # libtiff decodes the planes, and Pillow keeps the upper bytes
-        raise InputError(
-            f"{path}: 12-bit colours in a 16-bit TIFF, of which Pillow reads only the upper 8 bits; save it as a PNG"
-        )
+        raise InputError(f"{path}: 12-bit colours in a 16-bit TIFF, of which only 8 bits are read; save it as a PNG")
     return halves[0].astype(np.uint16) * 256 + halves[1]
 
 

@@ -48,9 +48,7 @@ def all_reduce_sums(*values, group=0):
         return values
     groups, rest = divmod(context.num_replicas_in_sync, group or context.num_replicas_in_sync)
     if rest:
-        raise InputError(
-            f"BatchNormConfig.group = {group}: does not divide {context.num_replicas_in_sync}, the number of replicas"
-        )
+        raise InputError(f"BatchNormConfig.group = {group}: does not divide {context.num_replicas_in_sync} replicas")
     total = tf.distribute.ReduceOp.SUM
     if groups == 1:
         return context.all_reduce(total, list(values))

@@ -226,9 +226,7 @@ class _Reader(config_parser.ParserDelegate):
         """Reads statements. `where` is the file or the flag, for messages. Raises InputError."""
         self._size += len(text)
         if self._size > LARGEST or sum(map(text.count, "'\"")) > MOST_QUOTES:
-            raise InputError(
-                f"{where}: at most {LARGEST} characters with what it includes, {MOST_QUOTES} quotes are read"
-            )
+            raise InputError(f"{where}: at most {LARGEST} characters with its includes, {MOST_QUOTES} quotes are read")
         for statement, position in self._parsed(text, where):
             if isinstance(statement, config_parser.IncludeStatement):
                 self.file(statement.filename, position)

@@ -103,9 +103,7 @@ class Predictor:
                 takes sides that differ from its recipe's by multiples of its `side_step`.
         """
         if not isinstance(self.model, Network) or self.evaluator.takes != "photo":
-            raise InputError(
-                f"size={size}: not for an export, whose size is fixed, nor for a translator; a run takes it"
-            )
+            raise InputError(f"size={size}: not for an export, whose size is fixed, nor a translator; a run takes it")
         size = size.tolist() if isinstance(size, np.generic) else size
         step, sides = self.model.side_step, [size] * 2 if isinstance(size, int) else size
         sides = convert_argument("size", sides, Size)

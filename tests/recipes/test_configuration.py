@@ -178,7 +178,7 @@ def test_files_that_include_each_other_twice_are_refused(tmp_path, monkeypatch):
     for number in range(30):
         (tmp_path / f"{number}.gin").write_text(f"include '{number + 1}.gin'\n" * 2)
     (tmp_path / "30.gin").write_text("")
-    with pytest.raises(InputError, match="at most 131072 characters with what it includes"):
+    with pytest.raises(InputError, match="at most 131072 characters with its includes"):
         configuration.load(["0.gin"])
 
 

@@ -86,9 +86,7 @@ def check_annotations(path, annotations, spec, category_ids):
         check_unique(where, "segments_info: id", (segment.id for segment in annotation.segments_info))
         for segment in annotation.segments_info:
             if segment.category_id not in category_ids:
-                raise InputError(
-                    f"{where} has category_id {segment.category_id}, which the spec {spec.name!r} does not have"
-                )
+                raise InputError(f"{where} has category_id {segment.category_id}, which the spec {spec.name!r} lacks")
 
 
 def panoptic_items(path, photos, labels, spec):

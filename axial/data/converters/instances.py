@@ -298,7 +298,5 @@ def _piece(where, shape, size):
     elif shape.shape_type in ("point", "points", "line", "linestrip"):
         return []
     elif len(points) < 3:
-        raise InputError(
-            f"{where}: shape_type {shape.shape_type!r}, {len(points)} points: expected a polygon's corners"
-        )
+        raise InputError(f"{where}: shape_type {shape.shape_type!r}, {len(points)} points: expected a polygon")
     return [points.ravel().tolist()]

@@ -204,7 +204,7 @@ BAD = [
     (replace(png, SMALL), r"000000000002.png: 9x9 pixels, the JSON says 40x20"),
     (
         content(lambda c: c["annotations"][-1]["segments_info"][0].update(category_id=12)),
-        r"category_id 12, which the spec 'coco' does not have",
+        r"category_id 12, which the spec 'coco' lacks",
     ),
     (lambda folder: folder.json.write_text("{"), r"panoptic_val.json: not JSON"),
     (content(text_ids), r"id '2' of 000000000002.jpg is a text, id 1 of 000000000001.jpg a number"),

@@ -160,7 +160,7 @@ def test_predictions_of_axial_are_labels(tmp_path, capsys):
     with pytest.raises(InputError, match=r"a.json: category 7 is 'bus' \(thing\), the spec 'mine' calls it 'car'"):
         folder.record()
     predicted(folder, road=9)
-    with pytest.raises(InputError, match="a.json: .* has category_id 9, which the spec 'mine' does not have"):
+    with pytest.raises(InputError, match="a.json: .* has category_id 9, which the spec 'mine' lacks"):
         folder.record()
 
 
