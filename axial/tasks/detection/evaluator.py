@@ -229,7 +229,7 @@ def _draw_predicted(photo, objects, spec, fill=FILL):
     """A photo with the predicted objects whose score is at least `SHOWN`."""
     shown = [one for one in objects if one["score"] >= SHOWN]
     classes = [spec.class_of_category[one["category_id"]] for one in shown]
-    return draw_objects(photo, shown, classes, spec, fill)
+    return draw_objects(photo, shown, classes, spec, fill=fill)
 
 
 def _object_json(number, name, one):
