@@ -92,8 +92,8 @@ def describe_layer(layer, size):
     keys, reach = size, None
     if isinstance(layer, FoldedAttention):
         axis, stride, heads = layer.spec.axis, 1, layer.spec.options.heads
-        span, depth = layer.spec.windows(tf.zeros([1, *size, 1])).span, layer.spec.key_channels // heads
-        reach = span and span // 2
+        windows, depth = layer.spec.windows(tf.zeros([1, *size, 1])), layer.spec.key_channels // heads
+        reach = windows.rows_cut.reach if axis == "square" else windows.reach
     elif isinstance(layer, DeformableConv):
         axis, stride, heads, depth = "map", 1 / layer.strides, layer.offset_groups, layer.side**2
         size = [-(-side // layer.strides) for side in size]

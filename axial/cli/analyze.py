@@ -105,14 +105,14 @@ def _model(given):
 # === attention ===
 
 
-def _restored(what, **data):
-    """(`Task`, folded model) of a run whose attention is shown; for `data` see `configuration.restore_run`."""
+def _restored(what, data_dir=None, splits=()):
+    """(`Task`, folded model) of a run whose attention is shown; see `configuration.restore_run`."""
     from axial.recipes import configuration
     from axial.serving.export import folded_model
 
     app.silence_xla()
     with working(f"building the network of {what} and reading its weights"):
-        task, model = configuration.restore_run(what, **data)
+        task, model = configuration.restore_run(what, data_dir=data_dir, splits=splits)
         if task.evaluator.takes != "photo":
             raise InputError(f"{what}: does {task.evaluator.name}; expected a model that takes photos")
         return task, folded_model(task, model)
@@ -160,14 +160,12 @@ class View(Flags):
     model = Attention.declared()["model"].but(kind=tuple, old=())
     block = Flag(tuple, "block to show, like stage4_block1; by default the last block of each stage.")
     data_dir = Flag(str, "folder of converted data, whose ground truth is shown.", path=flags.IN_FOLDER)
-    split = flags.SPLIT.but(meaning="split of the photos; by default the run's evaluation split.", needs="data_dir")
+    split = Flag(str, "split of the photos; by default the run's evaluation split.", needs="data_dir")
     html = flags.HTML.but(needed=True)
 
     def check(self):
         if len(self.model) > 2:
             raise InputError(f"--model: {len(self.model)} models; expected one or two")
-        if len(self.split) > 1:
-            raise InputError("--split: view takes one split")
         if len(self.arguments) > 8:
             raise InputError(f"{len(self.arguments)} photos; the page shows at most 8")
         if not self.arguments and not self.data_dir:
@@ -203,11 +201,10 @@ def _viewed(given, what, photos):
     from axial.analysis import view
     from axial.weights.restore import find_weights
 
-    task, model = _restored(what, data_dir=given.data_dir, splits=given.split)
+    task, model = _restored(what, data_dir=given.data_dir, splits=[given.split] * bool(given.split))
     with working(f"reading the attention of {what}"):
         if given.data_dir:
-            split = (*given.split, task.data.eval_split)[0]
-            examples = view.split_examples(task, split, given.arguments)
+            examples = view.split_examples(task, given.split or task.data.eval_split, given.arguments)
         else:
             names = output_names([os.path.basename(path) for path in photos], photos)
             loaded = [load_photo(path, task.spec.levels) for path in photos]
@@ -215,8 +212,8 @@ def _viewed(given, what, photos):
                 name: {**task.evaluator.example(photo), **task.example(tf.constant(photo))}
                 for name, photo in zip(names, loaded)
             }
-        chosen = {"block_names": given.block, "weights": find_weights(what)[-1]}
-        return view.view_model(what, task, model, examples, **chosen)
+        weights = find_weights(what)[-1]
+        return view.view_model(what, task, model, examples, block_names=given.block, weights=weights)
 
 
 # === Runs ===

@@ -27,7 +27,6 @@ says on standard error which contents of a file it does not read, like further p
 
 import dataclasses
 import functools
-import inspect
 import os
 import pkgutil
 
@@ -129,11 +128,18 @@ OWN = {
 DATA_SETS = {name: OWN.get(name, (Labelled, 50)) for name in data_sets()}
 
 
-def _of_converter(given, name, function, **values):
-    """The result of a function of the converter `name`. Its arguments are flags, or those of `values`."""
-    function = pkgutil.resolve_name(f"axial.data.converters.{name}.{name}_{function}")
-    values = {**vars(given), "input_dir": given.input_dir or _sample_dir(given.verb), **values}
-    return function(**{argument: values[argument] for argument in inspect.signature(function).parameters})
+def _converter(name, what):
+    """The function of a data set's converter that lists its 'items' or makes its 'spec'."""
+    return pkgutil.resolve_name(f"axial.data.converters.{name}.{name}_{what}")
+
+
+def _items(given, split, spec):
+    """The items of a split, and bytes that identify their source."""
+    name, input_dir = given.verb, given.input_dir or _sample_dir(given.verb)
+    list_items = _converter("folder" if name == "nuclei" and not given.input_dir else name, "items")
+    specs = [] if name == "imagenet" else [spec]
+    options = {"cityscapes": ("labels", "partial"), "instances": ("rest", "labels"), "mapillary": ("version",)}
+    return list_items(input_dir, split, *specs, **{flag: vars(given)[flag] for flag in options.get(name, ())})
 
 
 def _sample_dir(name):
@@ -154,8 +160,12 @@ def _spec(given, splits):
         return find_spec(given.spec)
     if name == "folder":
         return plain_spec(given.input_dir, {1: given.class_name}, REST)
-    if name in ("imagenet", "instances", "mapillary"):
-        return _of_converter(given, name, "spec", splits=splits)
+    if name == "mapillary":
+        return _converter(name, "spec")(given.input_dir, given.version)
+    if name == "imagenet":
+        return _converter(name, "spec")(given.input_dir)
+    if name == "instances":
+        return _converter(name, "spec")(given.input_dir, splits, given.rest)
     return find_spec(name.removesuffix("_tfds"))
 
 
@@ -167,14 +177,13 @@ def _convert(given):
     if name not in SAMPLE_SPLITS:
         given.need("input_dir")
     spec = _spec(given, splits)  # before TensorFlow is imported
-    converter = "folder" if name == "nuclei" and not given.input_dir else name
 
     from axial.data.convert import Conversion, as_stored
     from axial.data.tfrecord import is_labelled
 
     with locked(given.output_dir, "output_dir"):
         for split in splits:
-            listed = _of_converter(given, converter, "items", split=split, spec=spec)
+            listed = _items(given, split, spec)
             if given.labels == "stored":
                 listed = as_stored(*listed)
             made = Conversion(*listed, spec, split, given.output_dir, skip_broken=given.skip_broken)

@@ -119,19 +119,13 @@ def outline(mask, left=0, top=0):
     edges = np.diff(np.pad(mask.astype(np.int8), [(0, 0), (1, 1)]), axis=1)
     (rows, starts), (_, ends) = np.nonzero(edges == 1), np.nonzero(edges == -1)
     runs = shapely.box(starts + left, rows + top, ends + left, rows + top + 1)
-    polygons = map(orient, shapely.get_parts(shapely.union_all(runs)))
-    parts = [[_corners(ring) for ring in (polygon.exterior, *polygon.interiors)] for polygon in polygons]
+    # A normalised ring starts at a corner. Without a tolerance, only points at which it goes straight on are left out.
+    polygons = map(orient, shapely.get_parts(shapely.normalize(shapely.union_all(runs)).simplify(0)))
+    rings = [(polygon.exterior, *polygon.interiors) for polygon in polygons]
+    parts = [[np.array(ring.coords, int).tolist() for ring in part] for part in rings]
     if len(parts) == 1:
         return {"type": "Polygon", "coordinates": parts[0]}
     return {"type": "MultiPolygon", "coordinates": parts}
-
-
-def _corners(ring):
-    """List of [x, y] of a closed ring, without the points at which it goes straight on."""
-    points = np.asarray(ring.coords)[:-1].astype(int)
-    (x, y), (next_x, next_y) = (points - np.roll(points, 1, 0)).T, (np.roll(points, -1, 0) - points).T
-    corners = points[x * next_y != y * next_x].tolist()
-    return [*corners, corners[0]]
 
 
 def detections(result):
