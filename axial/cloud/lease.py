@@ -70,9 +70,7 @@ class Lease:
                 self._seen, self._since = (found.token, found.beat), now
                 self._first = self._first or now
                 if now - self._first > patience:
-                    raise InputError(
-                        f"--model_dir={self._folder}: {found.run} trains there, on {found.host}; one trainer a folder"
-                    )
+                    raise InputError(f"--model_dir={self._folder}: {found.run} trains there, on {found.host}")
             if found and now - self._since < self._seconds:
                 return False
             self._write()

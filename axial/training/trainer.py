@@ -288,9 +288,7 @@ def check_loop(task, model, config, strategy):
             "ModelConfig.backend = 'auto' too"
         )
     if config.is_compiled() and strategy.num_replicas_in_sync > 1 and on_cpu():
-        raise InputError(
-            f"TrainingConfig.jit_compile = {config.jit_compile!r}: XLA cannot sum over replicas on CPUs; bind 'auto'"
-        )
+        raise InputError(f"TrainingConfig.jit_compile = {config.jit_compile!r}: XLA cannot sum over replicas on CPUs")
 
 
 def _restored(loop, latest, start):

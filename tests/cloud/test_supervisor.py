@@ -82,7 +82,7 @@ def test_two_runs_in_one_folder_never_train_at_the_same_time(here):
     here.describe("--steps=100000", pace=0.05, name="other")
     impatient = "from axial.cloud import supervisor; supervisor.PATIENCE = 80; raise SystemExit(supervisor.main())"
     assert finish(here.start(0, command=[sys.executable, "-c", impatient])) == 2
-    assert "run trains there, on" in here.output() and "one trainer a folder" in here.output()
+    assert "run trains there, on" in here.output()
     assert len(here.starts()) == 1 and first.poll() is None
     first.send_signal(signal.SIGTERM)
     assert finish(first) == 42
@@ -137,7 +137,7 @@ def test_a_lease_in_a_bucket(tmp_path):
     assert lease.take(9.0) and not other.take(9.0)
     time.sleep(3.0)
     assert not other.take(9.0) and not lease.lost.is_set()  # the first holder renews its lease
-    with pytest.raises(InputError, match="a trains there, on .*; one trainer a folder"):
+    with pytest.raises(InputError, match="a trains there, on .*"):
         until(lambda: other.take(0.5) or time.sleep(0.1), 5)
     lease.release()
     assert not tf.io.gfile.exists(f"{folder}/{FILE}") and Lease(folder, "b", 0.6).take(9.0)
