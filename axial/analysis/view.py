@@ -342,7 +342,7 @@ def write_view(path, models, block_names=()):
         left_out = [name for model in models for name in _fit(model, len(models), block_names)]
     form, style, script = (read_text(os.path.join(HERE, f"view.{kind}")) for kind in ("html", "css", "js"))
     content = json.dumps(models).replace("<", "\\u003c")
-    body = Html(f'{form}<script type="application/json" id="data">{content}</script>')
+    body = Html(form.replace("{models}", content))
     title = f"Attention of {' and '.join(model['name'] for model in models)}"
     about = [text for model in models for text in model["about"]]
     write_text(path, page(title, {"": body}, about, style=style, script=script))

@@ -121,8 +121,8 @@ def outline(mask, left=0, top=0):
     runs = shapely.box(starts + left, rows + top, ends + left, rows + top + 1)
     # A normalised ring starts at a corner. Without a tolerance, only points at which it goes straight on are left out.
     polygons = map(orient, shapely.get_parts(shapely.normalize(shapely.union_all(runs)).simplify(0)))
-    rings = [(polygon.exterior, *polygon.interiors) for polygon in polygons]
-    parts = [[np.array(ring.coords, int).tolist() for ring in part] for part in rings]
+    rings_of_parts = [(polygon.exterior, *polygon.interiors) for polygon in polygons]
+    parts = [[np.array(ring.coords, int).tolist() for ring in rings] for rings in rings_of_parts]
     if len(parts) == 1:
         return {"type": "Polygon", "coordinates": parts[0]}
     return {"type": "MultiPolygon", "coordinates": parts}

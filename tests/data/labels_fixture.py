@@ -19,9 +19,9 @@ def convert_labels(folder, classes, shards, **options):
 
 
 def encode_label(item):
-    """Returns the fields of an item's record."""
+    """Returns the fields of an item's record, and no remarks."""
     photo = {"image/encoded": PIXEL, "image/file_name": "", "image/height": 1, "image/width": 1}
-    return {**photo, "image/id": item["id"], "image/class": item["class"]}, {}, []
+    return {**photo, "image/id": item["id"], "image/class": item["class"]}, []
 
 
 def label_of(record, key):

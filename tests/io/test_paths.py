@@ -81,9 +81,12 @@ REVIEWED = {
         ("weights/checkpoint.py", "remove_unfinished", "f'{name}{UNFINISHED}'", "name", "shard"),
     ],
     "the code fixes the name, or chooses between fixed names": [
+        ("analysis/run_page.py", "_stored", "name"),
+        ("analysis/view.py", "write_view", "f'view.{kind}'"),
         ("cli/tpu.py", "_launch", "engine.file"),
         ("cli/export_files.py", "_write_safetensors", "name"),
         ("cloud/engines.py", "_script", "name"),
+        ("io/page.py", "_file", "name"),
         ("recipes/__init__.py", "read_recipe", "path"),
         ("recipes/settings.py", "_module", "*name.split('.')[1:]"),
         ("data/converters/cityscapes.py", "cityscapes_items", "labels"),

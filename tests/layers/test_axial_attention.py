@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
 
 from axial.errors import InputError
 from axial.layers.attention.folded import FoldedAttention
@@ -188,26 +187,6 @@ def test_a_silent_term_is_folded(backend, terms, silent):
         assert "norm" not in weight.name
         weight.assign(tf.cast(tf.cast(weight, tf.float16), tf.float32))
     assert relative_error(folded(x), source(x)) < 1e-2
-
-
-def test_layers_saved_before_each_term_had_a_scale_are_loaded(tmp_path):
-    """The kernels of such layers contain the scales of the query and the key term."""
-    layer = FoldedAttention(make(span=5).spec)
-    inputs = keras.Input([9, 6, 4])
-    model = keras.Model(inputs, layer(inputs))
-    randomize(model)
-    for scale in layer.scales[1:]:  # scales of the query and the key term
-        scale.assign([1.0, 1.0])
-
-    def save_own_variables(store):
-        old = [w for w in layer.weights if not w.name.endswith(("query_scale:0", "key_scale:0"))]
-        for i, weight in enumerate(old):
-            store[str(i)] = weight.numpy()
-
-    layer.save_own_variables = save_own_variables
-    model.save(tmp_path / "model.keras")
-    x = tf.random.stateless_normal([2, 9, 6, 4], [0, 1])
-    np.testing.assert_array_equal(keras.models.load_model(tmp_path / "model.keras")(x), model(x))
 
 
 # === Golden files of other implementations ===

@@ -227,15 +227,6 @@ def test_no_code_of_a_file_runs():
             Attended.from_config(config)
 
 
-def test_a_config_of_an_earlier_version():
-    """In files of axial 0.2, 'norm' is a plain dict of the fields of `BatchNormConfig`."""
-    config = {"name": "a", "trainable": True, "dtype": "float32", "key_channels": 16, "value_channels": 32}
-    config |= {"axis": "width", "heads": 4, "span": 3, "terms": ["content"], "value_position": True}
-    config |= {"max_distance": 255, "whole_up_to_span": False, "recompute": "none", "backend": "auto"}
-    config["norm"] = {"momentum": 0.9, "epsilon": 1e-3, "unbiased": True, "group": 0, "frozen": False}
-    assert AxialAttention.from_config(config).norm == NORM
-
-
 @pytest.mark.parametrize("name", ["AxialAttention", "DeformableConv", "AxialPair"])
 def test_tensors_of_keras_3_are_refused_in_one_line(name):
     keras_3 = pytest.importorskip("keras", "3.0")
