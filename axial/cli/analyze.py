@@ -160,12 +160,14 @@ class View(Flags):
     model = Attention.declared()["model"].but(kind=tuple, old=())
     block = Flag(tuple, "block to show, like stage4_block1; by default the last block of each stage.")
     data_dir = Flag(str, "folder of converted data, whose ground truth is shown.", path=flags.IN_FOLDER)
-    split = Flag(str, "split of the photos; by default the run's evaluation split.", needs="data_dir")
+    split = flags.SPLIT.but(meaning="split of the photos; by default the run's evaluation split.", needs="data_dir")
     html = flags.HTML.but(needed=True)
 
     def check(self):
         if len(self.model) > 2:
             raise InputError(f"--model: {len(self.model)} models; expected one or two")
+        if len(self.split) > 1:
+            raise InputError("--split: view takes one split")
         if len(self.arguments) > 8:
             raise InputError(f"{len(self.arguments)} photos; the page shows at most 8")
         if not self.arguments and not self.data_dir:
@@ -201,10 +203,10 @@ def _viewed(given, what, photos):
     from axial.analysis import view
     from axial.weights.restore import find_weights
 
-    task, model = _restored(what, data_dir=given.data_dir, splits=[given.split] * bool(given.split))
+    task, model = _restored(what, data_dir=given.data_dir, splits=given.split)
     with working(f"reading the attention of {what}"):
         if given.data_dir:
-            examples = view.split_examples(task, given.split or task.data.eval_split, given.arguments)
+            examples = view.split_examples(task, (*given.split, task.data.eval_split)[0], given.arguments)
         else:
             names = output_names([os.path.basename(path) for path in photos], photos)
             loaded = [load_photo(path, task.spec.levels) for path in photos]

@@ -375,9 +375,7 @@ def _write_shards(conversion, todo, bar):
     """
     items = conversion.permuted()
     with concurrent.futures.ThreadPoolExecutor(conversion.workers or os.cpu_count()) as pool:
-        return [
-            _write_items(conversion, path, items[slice(*limits)], pool=pool, bar=bar) for path, limits in todo.items()
-        ]
+        return [_write_items(conversion, path, items[slice(*ends)], pool=pool, bar=bar) for path, ends in todo.items()]
 
 
 class _Incomplete(Exception):

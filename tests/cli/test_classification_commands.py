@@ -51,7 +51,7 @@ def test_scores_are_stored_and_shown(command, root):
     (row,) = csv.DictReader((root / "scores.csv").open())
     assert float(row["top1"]) == pytest.approx(100 * ours["top1"], abs=1e-3)
     page = (root / "report" / "val.html").read_text()
-    assert "top1=" in page and page.count("<figure>") == 12
+    assert "top-1 accuracy" in page and page.count("<figure>") == 12
     assert Image.open(root / "picture.png").size[0] > 100
 
 

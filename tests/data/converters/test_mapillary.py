@@ -89,7 +89,7 @@ def photo(folder):
 
 
 BAD = [
-    (unknown_category, "category_id 99, which the spec 'mapillary_v1.2' does not have"),
+    (unknown_category, "category_id 99, which the spec 'mapillary_v1.2' lacks"),
     (delete(lambda folder: folder.panoptic / "k.png"), "k.png: missing"),
     (delete(photo), "k.jpg: missing"),
     (lambda folder: shutil.rmtree(folder.split / "v1.2"), "panoptic_2018.json: no such file"),
