@@ -117,7 +117,7 @@ BAD = [  # (function that makes the files invalid, words of the error message)
     (lambda folder, c: resize(first_png(folder, c)), r"30x20 pixels, the photo has \d+x\d+"),
     (lambda folder, c: first_segments(c).pop(), r"id \d+ is only in the PNG"),
     (lambda folder, c: first_segments(c).append({"id": 99, "category_id": 1}), "id 99 is only in the JSON"),
-    (lambda folder, c: first_segments(c)[0].update(category_id=999), "category_id 999, which the spec 'coco' does not"),
+    (lambda folder, c: first_segments(c)[0].update(category_id=999), "category_id 999, which the spec 'coco' lacks"),
     (lambda folder, c: c["categories"][0].update(name="weed"), "category 1 is 'weed' .*calls it 'person'"),
     (odd_map, r"semantic_val2017/\d+.png: category 12, which the spec 'coco'"),
 ]
