@@ -4,7 +4,6 @@ Records equal the records from COCO's own panoptic files, byte for byte, because
 images. The prepared data set has no object masks.
 """
 
-import dataclasses
 import functools
 import os
 import re
@@ -14,7 +13,7 @@ import tensorflow_datasets as tfds
 from google.protobuf.message import DecodeError
 
 from axial.data.converters.coco import checked_labels
-from axial.data.specs import COCO, DatasetSpec
+from axial.data.specs import COCO
 from axial.errors import InputError, nearest
 from axial.io import gfile, schemas
 from axial.io.paths import inside
@@ -49,7 +48,8 @@ def coco_tfds_items(input_dir, split, spec=COCO):
     names = builder.info.features["panoptic_objects"].feature["label"].names
     if unknown := [name for name in names if name not in category_of]:
         raise InputError(f"{builder.data_dir}: class {unknown[0]!r}, which the spec {spec.name!r} does not have")
-    read, items = _Reader(builder.info.features, [category_of[name] for name in names], spec), []
+    categories, items = [category_of[name] for name in names], []
+    read = functools.partial(_read_record, builder.info.features, categories, spec)
     for path in map(str, builder.info.splits[SPLITS[split]].filepaths):
         for extent, fields in record_fields(path, ("image/id", "image/filename")):
             photo = inside(path, fields["image/filename"].bytes_list.value[0].decode(), f"{path}: image/filename")
@@ -59,31 +59,27 @@ def coco_tfds_items(input_dir, split, spec=COCO):
     return items, f"{builder.info.full_name} {split} {len(items)}".encode()
 
 
-@dataclasses.dataclass(frozen=True)
-class _Reader:
-    """Reads a record: the bytes of the photo, and its `Labels`.
+def _read_record(features, categories, spec, photo, path, offset, length):
+    """(bytes of the photo, its `Labels`) of a record.
 
-    Attributes:
+    Args:
         features: features of the builder of tensorflow-datasets.
         categories: category id of each of the builder's labels.
         spec: `DatasetSpec`.
+        photo: name of the photo in messages.
+        path: path of the TFRecord file.
+        offset, length: extent of the record's data in the file, in bytes.
     """
-
-    features: tfds.features.FeaturesDict
-    categories: list
-    spec: DatasetSpec
-
-    def __call__(self, photo, path, offset, length):
-        with gfile.open_binary(path, "rb") as file:
-            file.seek(offset)
-            example = self.features.deserialize_example(file.read(length), decoders=_DECODERS)
-        columns = (example["panoptic_objects"][key].numpy().tolist() for key in ("id", "label", "is_crowd"))
-        segments = [
-            schemas.Segment(id=identity, category_id=self.categories[label], iscrowd=bool(crowd))
-            for identity, label, crowd in zip(*columns)
-        ]
-        png = example["panoptic_image"].numpy()
-        return example["image"].numpy(), checked_labels(photo, None, segments, spec=self.spec, png=png)
+    with gfile.open_binary(path, "rb") as file:
+        file.seek(offset)
+        example = features.deserialize_example(file.read(length), decoders=_DECODERS)
+    columns = (example["panoptic_objects"][key].numpy().tolist() for key in ("id", "label", "is_crowd"))
+    segments = [
+        schemas.Segment(id=identity, category_id=categories[label], iscrowd=bool(crowd))
+        for identity, label, crowd in zip(*columns)
+    ]
+    png = example["panoptic_image"].numpy()
+    return example["image"].numpy(), checked_labels(photo, None, segments, spec=spec, png=png)
 
 
 def record_fields(path, names):
