@@ -64,20 +64,6 @@ def coco_items(input_dir, split, spec=COCO):
     return list(items.values()), source
 
 
-def panoptic_content(path, spec):
-    """Bytes of a panoptic JSON, and its `schemas.Panoptic`.
-
-    Raises:
-        InputError: this is not COCO's panoptic JSON; it has no annotations; an image, annotation or segment is
-            repeated; some image ids are text and others numbers; the spec lacks a category or gives it another name.
-    """
-    data, content = read_json(path, schemas.Panoptic)
-    check_categories(path, content.categories, spec, ANOTHER_SPEC)
-    check_ids(path, content.images)
-    check_annotations(path, content.annotations, spec, {*spec.category_ids, *spec.ignored_ids})
-    return data, content
-
-
 def check_annotations(path, annotations, spec, category_ids):
     """Raises InputError if annotations repeat an image or a segment, or have a category not in `category_ids`."""
     check_unique(path, "annotations: image_id", (annotation.image_id for annotation in annotations))
@@ -103,9 +89,14 @@ def panoptic_items(path, photos, labels, spec):
         dict from the JSON's image ids to items, and the bytes. If the ids are text, an item's 'id' is its position.
 
     Raises:
-        InputError: an annotation has no image; a photo or PNG is missing; see also `panoptic_content`.
+        InputError: this is not COCO's panoptic JSON; it has no annotations; an image, annotation or segment is
+            repeated; some image ids are text and others numbers; the spec lacks a category or gives it another name;
+            an annotation has no image; a photo or PNG is missing.
     """
-    data, content = panoptic_content(path, spec)
+    data, content = read_json(path, schemas.Panoptic)
+    check_categories(path, content.categories, spec, ANOTHER_SPEC)
+    check_ids(path, content.images)
+    check_annotations(path, content.annotations, spec, {*spec.category_ids, *spec.ignored_ids})
     images = {image.id: image for image in content.images}
     annotations = {annotation.image_id: annotation for annotation in content.annotations}
     if unknown := [image_id for image_id in annotations if image_id not in images]:
