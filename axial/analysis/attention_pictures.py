@@ -133,6 +133,12 @@ def term_maps(layer, x, pixel):
 # === Drawing ===
 
 
+def photo_on_canvas(example):
+    """uint8 [h, w, 3]: the pixels of an example's valid region, for the result of `Task.example`."""
+    height, width = example["valid_size"]
+    return np.uint8(np.clip(np.round((example["image"][:height, :width] + 1) * 127.5), 0, 255))
+
+
 def draw_block(stem, model, layers, example, *, queries):
     """Draws every layer of a block for each query, and yields the paths of the pictures. Runs the network once.
 
@@ -143,8 +149,7 @@ def draw_block(stem, model, layers, example, *, queries):
         example: result of `Task.example`: the photo on its canvas, and its valid size.
         queries: dict from what follows the stem to a query: its (row, column), as fractions of the photo's sides.
     """
-    image, valid = example["image"], np.array(example["valid_size"])
-    photo = np.uint8(np.clip(np.round((image[: valid[0], : valid[1]] + 1) * 127.5), 0, 255))
+    image, valid, photo = example["image"], np.array(example["valid_size"]), photo_on_canvas(example)
     inputs = layer_inputs(model, list(layers.values()))(image[None])
     for name, fractions in queries.items():
         pictures = {}  # path -> rows of panels

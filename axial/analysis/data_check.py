@@ -19,7 +19,7 @@ from axial.io import page as pages
 from axial.io.check import shortened
 from axial.io.show import Html, counted, html, print_table, progress
 from axial.io.write import file_digest
-from axial.tasks.segmentation.drawing import overlay
+from axial.tasks.segmentation.drawing import hex_color, overlay
 
 TINY = 16  # pixels
 # Findings that make a record useless. All other findings may be intended.
@@ -248,7 +248,7 @@ def page(checks):
     for check in checks:
         firsts = {kind: f"{photo} {detail}" for kind, photo, detail in reversed(check.findings)}
         findings = [(kind, number, firsts[kind]) for kind, number in check.counts().items()]
-        colors = ["#{:02x}{:02x}{:02x}".format(*color) for color in check.spec.colors] if check.class_names else ()
+        colors = map(hex_color, check.spec.colors) if check.class_names else ()
         classes = [
             (Html(f'<i style="background:{html(color)}"></i>{html(name)}'), *numbers)
             for color, (name, *numbers) in zip(colors, check.classes())

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image
 
-from axial.analysis.attention_pictures import LAYERS, attention_layers, block_of, layer_inputs
+from axial.analysis.attention_pictures import LAYERS, attention_layers, block_of, layer_inputs, photo_on_canvas
 from axial.data.preprocess import place_labels
 from axial.data.tfrecord import photo_name
 from axial.errors import InputError, named, nearest
@@ -28,7 +28,7 @@ from axial.layers.attention.folded import FoldedAttention
 from axial.layers.blocks import AxialPair
 from axial.layers.spatial_attention.deformable_conv import DeformableConv
 from axial.metrics.panoptic_quality import compare
-from axial.tasks.segmentation.drawing import segment_colors
+from axial.tasks.segmentation.drawing import hex_color, segment_colors
 from axial.tasks.segmentation.evaluator import segment_table, true_segments
 from axial.tasks.segmentation.tiles import Tiled
 
@@ -172,10 +172,6 @@ def matches(truth, predicted):
     return true[1:], guess[1:]
 
 
-def _hex(color):
-    return "#{:02x}{:02x}{:02x}".format(*color)
-
-
 def view_photo(task, predict, example):
     """(JSON dict of an evaluation example and its prediction, the network's canvas).
 
@@ -196,9 +192,8 @@ def view_photo(task, predict, example):
         network, (height, width) = task.example(tf.constant(photo[box])), photo[box].shape[:2]
         note = f"The photo is larger than the input: the page shows {width} x {height} pixels, its middle tile."
     canvas, (height, width) = network["image"], map(int, network["valid_size"])
-    shown = np.uint8(np.clip(np.round((canvas[:height, :width] + 1) * 127.5), 0, 255))
     file = io.BytesIO()
-    Image.fromarray(shown).save(file, "JPEG", quality=QUALITY, subsampling=0)
+    Image.fromarray(photo_on_canvas(network)).save(file, "JPEG", quality=QUALITY, subsampling=0)
     view = {
         "canvas": list(canvas.shape[:2]),
         "valid": [height, width],
@@ -225,7 +220,7 @@ def _view_segments(spec, description, table, on_canvas):
     ids, things = on_canvas(description.panoptic), np.asarray(spec.things, bool)[table.classes]
     names = "id", "class", "thing", "score", "area"
     objects = [
-        {**{name: segment[name] for name in names}, "color": _hex(color)}
+        {**{name: segment[name] for name in names}, "color": hex_color(color)}
         for segment, color in zip(description.segments, segment_colors(table.classes, spec))
     ]
     view = {"prediction": pack(ids), "objects": objects}
@@ -243,7 +238,7 @@ def _view_truth(spec, true, table, objects, on_canvas):
     true_fates, fates = matches(true, table)
     areas = np.bincount(true.ids.ravel(), minlength=len(true.classes) + 1)[1:]
     colors = [
-        objects[fate["other"] - 1]["color"] if fate["fate"] == "matched" else _hex(color)
+        objects[fate["other"] - 1]["color"] if fate["fate"] == "matched" else hex_color(color)
         for fate, color in zip(true_fates, segment_colors(true.classes, spec))
     ]
     truths = [

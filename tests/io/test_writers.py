@@ -23,7 +23,7 @@ REVIEWED = {
     ],
     "it writes to memory": [
         ("analysis/data_check.py", "_picture", "image.save"),
-        ("analysis/view.py", "view_photo", "Image.fromarray(shown).save"),
+        ("analysis/view.py", "view_photo", "Image.fromarray(photo_on_canvas(network)).save"),
         ("analysis/run_page.py", "_plotted", "_plots({'': curves}, [name]).savefig"),
         ("data/files.py", "_encoded", "rgb(photo).save"),
         ("data/converters/boxes.py", "_mask", "Image.fromarray(255 * pixels).convert('1').save"),

@@ -13,6 +13,11 @@ GOLDEN = (5**0.5 - 1) / 2
 FILL = 0.3  # strength of the colours inside segments, from 0 to 1
 
 
+def hex_color(color):
+    """A colour (red, green, blue), as HTML writes it."""
+    return "#{:02x}{:02x}{:02x}".format(*color)
+
+
 def segment_colors(classes, spec):
     """The colour of each segment, uint8 [S, 3]: the colour of its class, in a different shade for each instance.
 
