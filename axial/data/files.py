@@ -79,10 +79,8 @@ def check_ids(path, images):
     first = {type(image.id): image for image in reversed(images)}
     if len(first) > 1:
         text, number = first[str], first[int]
-        raise InputError(
-            f"{path}: images: id {text.id!r} of {text.file_name} is a text, id {number.id} of {number.file_name} a "
-            "number; expected one of the two for all"
-        )
+        kinds = f"{text.id!r} of {text.file_name} is a text, id {number.id} of {number.file_name} a number"
+        raise InputError(f"{path}: images: id {kinds}; expected one of the two for all")
 
 
 def listed_paths(path, field, folder, entries):

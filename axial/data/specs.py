@@ -307,10 +307,8 @@ def read_pieces(where, model):
     except (RuntimeError, ValueError):
         raise InputError(f"{where}: not a SentencePiece model") from None
     if pieces.pad_id() != 0 or pieces.eos_id() < 1:
-        raise InputError(
-            f"{where}: pad_id is {pieces.pad_id()} and eos_id {pieces.eos_id()}; "
-            "expected a SentencePiece model trained with --pad_id=0 and an eos_id"
-        )
+        numbers = f"pad_id is {pieces.pad_id()} and eos_id {pieces.eos_id()}"
+        raise InputError(f"{where}: {numbers}; expected a SentencePiece model with --pad_id=0 and an eos_id")
     return pieces
 
 

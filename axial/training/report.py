@@ -77,10 +77,8 @@ class Report:
         """Raises InputError if a picture is missing, as when a shard was evaluated without this report."""
         missing = self._chosen(photos).keys() - self._numbers_drawn()
         if missing:
-            raise InputError(
-                f"{self._path(min(missing), self.evaluator.pictures[0])}: no such picture; run each shard again with "
-                "this --report, or merge without it"
-            )
+            path = self._path(min(missing), self.evaluator.pictures[0])
+            raise InputError(f"{path}: no such picture; run each shard again with this --report, or merge without it")
 
     def write(self, scores, about=()):
         """Writes the page, and removes the pictures of photos that it does not show. Returns the page's path.

@@ -38,7 +38,7 @@ BAD = {
     "evaluate --model_dir=RUN --model_dir=RUN --model_dir=RUN": "--model_dir: one run",
     "predict photo.jpg": "--model=nuclei, which comes with axial",
     "train --model_dir=RUN --listen=all": "--listen needs --profiler_port",
-    "analyze model axial_deeplab_nano --height=8": "the least size is 16 x 16",
+    "analyze model axial_deeplab_nano --height=8": "height 8: 'axial_deeplab_nano' takes at least its output stride",
     "evaluate --model=nuclei --json=/dev/null": "a pipe, device or socket; expected a file",
     "convert coco --output_dir=OUT --split=a/../../x": "leaves its folder",
     "train --model_dir=RUN TINY --gin_binding=EVAL_SPLIT=\"'../x'\" "

@@ -190,7 +190,7 @@ def test_what_cannot_be_built_says_so(name, changes, words):
 
 def test_an_image_below_the_output_stride_says_the_least_size():
     """An image of 15x64 pixels is refused at output stride 16."""
-    with pytest.raises(InputError, match="height 15: 'axial_deeplab_nano' has output stride 16"):
+    with pytest.raises(InputError, match="height 15: 'axial_deeplab_nano' takes at least its output stride, 16"):
         trace("axial_deeplab_nano", CLASSES, 15, 64)
 
 

@@ -65,11 +65,8 @@ def visible_rows(table, windows, key_term):
 def check_span(span):
     """Raises InputError unless `span` is None or an odd number of at least 1."""
     if span is not None and (span < 1 or span % 2 == 0):
-        below = max(span - 1, 1)
-        raise InputError(
-            f"span must be odd, so that a query is at its centre: got {span}, "
-            f"the nearest are {below} and {max(span, 0) + 1}"
-        )
+        near = f"{max(span - 1, 1)} and {max(span, 0) + 1}"
+        raise InputError(f"span must be odd, so that a query is at its centre: got {span}, the nearest are {near}")
 
 
 # === Windows along an axis ===

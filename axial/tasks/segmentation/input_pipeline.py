@@ -102,10 +102,8 @@ class DataConfig(Checked):
     def resized(self, canvas, fitted=True):
         """A copy with another canvas in evaluation. With `fitted`, raises InputError if photos are not fitted to it."""
         if fitted and self.photo_scale is not None:
-            raise InputError(
-                f"--image_size, stress: photos are scaled by DataConfig.photo_scale = {self.photo_scale:g} and not "
-                'fitted to a size; --gin_binding="DataConfig.photo_scale = F" of run scores at another scale'
-            )
+            scale = f"photos are scaled by DataConfig.photo_scale = {self.photo_scale:g}"
+            raise InputError(f"--image_size, stress: {scale}, not fitted to a size; --gin_binding sets another scale")
         return dataclasses.replace(
             self, canvas=canvas, augmentation=dataclasses.replace(self.augmentation, crop=self.crop)
         )

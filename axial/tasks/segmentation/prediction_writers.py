@@ -137,10 +137,8 @@ class StoredPredictions:
         maps = {a.semantic for a in annotations if a.semantic}
         self._maps = maps.difference(missing_files(self._beside, maps, f"{path}: annotations: semantic"))
         if without := sum(a.semantic not in self._maps for a in annotations):
-            say(
-                f"{path}: {without} of {len(annotations)} images have no map of classes; their mIoU is of the "
-                "segments, so pixels without a segment count as wrong"
-            )
+            have = f"{without} of {len(annotations)} images have no map of classes"
+            say(f"{path}: {have}; their mIoU is of the segments, so pixels without a segment count as wrong")
         segments = [segment for a in annotations for segment in a.segments_info]
         if {s.score for s in segments if spec.things[spec.class_of_category[s.category_id]]} == {1.0}:
             say(f"{path}: no segment has a score; AP ranks all segments of an image as equal")
