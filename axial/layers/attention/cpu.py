@@ -133,11 +133,9 @@ def position_sums(q, table, windows, key_term=False):
             scaled = tf.reshape(by_position, [-1, lanes * depth]) * tf.repeat(second, depth)
             scaled = tf.reshape(scaled, tf.shape(by_position))
             d_q = 2.0 * tf.matmul(scaled, grams) + tf.matmul(first, totals[:, None])
-            return (
-                _from_positions(d_q, lanes),
-                tf.matmul(scaled, by_position, transpose_a=True),
-                tf.matmul(by_position, first, transpose_a=True)[:, :, 0],
-            )
+            d_grams = tf.matmul(scaled, by_position, transpose_a=True)
+            d_totals = tf.matmul(by_position, first, transpose_a=True)[:, :, 0]
+            return _from_positions(d_q, lanes), d_grams, d_totals
 
         return tf.stack([first, second], 1), gradient
 

@@ -18,6 +18,8 @@ Letters of the shapes: N images, a map of h x w pixels, an output of h' x w' = P
 C channels.
 """
 
+import functools
+
 import tensorflow as tf
 import tf_keras as keras
 
@@ -318,16 +320,10 @@ class DeformableConv(Layer):
     def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
         x = self.sized(x)
         offsets, masks = self.offsets(x)
-        y = deformable_conv(
-            x,
-            tf.cast(self.kernel, x.dtype),
-            offsets,
-            masks,
-            strides=self.strides,
-            dilation=self.dilation,
-            padding=self.padding,
-            form=self.form,
+        convolve = functools.partial(
+            deformable_conv, strides=self.strides, dilation=self.dilation, padding=self.padding
         )
+        y = convolve(x, tf.cast(self.kernel, x.dtype), offsets, masks, form=self.form)
         if self.bias is not None:
             y += tf.cast(self.bias, y.dtype)
         if self.norm is not None:

@@ -1,6 +1,7 @@
 """ResNet with spatial attention in its last stages (Zhu et al., ICCV 2019)."""
 
 import dataclasses
+import functools
 import typing
 
 from axial.layers.batch_norm import BatchNormConfig
@@ -55,14 +56,10 @@ class AttendedResNet(ResNet):
 
     def make_block(self, spec):
         options, stage = self.options, (spec.filters // self.filters).bit_length()  # 1 to 4
-        middle = AttendedMiddle(
-            spec.filters,
-            self.norm,
-            1 if options.stride_first else spec.strides,
-            spec.dilation,
-            mechanism=options.mechanism if stage > STAGES - options.attended_stages else Mechanism(),
-            spatial=options.spatial if stage > STAGES - options.spatial_stages else "regular",
-            deformable=dict(modulation=options.modulation, form=options.form),
-            name="middle",
-        )
+        mechanism = options.mechanism if stage > STAGES - options.attended_stages else Mechanism()
+        spatial = options.spatial if stage > STAGES - options.spatial_stages else "regular"
+        deformable = dict(modulation=options.modulation, form=options.form)
+        attended = functools.partial(AttendedMiddle, mechanism=mechanism, spatial=spatial, deformable=deformable)
+        strides = 1 if options.stride_first else spec.strides
+        middle = attended(spec.filters, self.norm, strides, spec.dilation, name="middle")
         return self.bottleneck(spec, middle, stride_first=options.stride_first)

@@ -1,6 +1,7 @@
 """ResNet-50 with stand-alone local 2-D attention in place of its 3x3 convolutions."""
 
 import dataclasses
+import functools
 import typing
 
 import tensorflow as tf
@@ -139,12 +140,5 @@ class AttentionResNet(ResNet):
         return super().make_stem()
 
     def make_block(self, spec):
-        local = StridedLocalAttention(
-            spec.filters,
-            self.norm,
-            spec.strides,
-            self.options.attention,
-            batch_norm=self.options.batch_norm,
-            name="attention",
-        )
-        return self.bottleneck(spec, local)
+        attend = functools.partial(StridedLocalAttention, batch_norm=self.options.batch_norm, name="attention")
+        return self.bottleneck(spec, attend(spec.filters, self.norm, spec.strides, self.options.attention))

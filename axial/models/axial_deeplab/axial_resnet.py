@@ -1,6 +1,7 @@
 """Axial-ResNet: ResNet-50 with axial attention in place of its 3x3 convolutions (Axial-DeepLab, Sec. 3.2)."""
 
 import dataclasses
+import functools
 import typing
 
 from axial.layers.attention.layer import AttentionOptions
@@ -91,14 +92,8 @@ class AxialResNet(ResNet):
         options = self.options
         if options.stem == "axial":
             return AxialStem(self.make_block, self.filters // 2, name="stem")
-        return make_stem(
-            options.stem,
-            options.width,
-            self.norm,
-            stem_width=options.stem_width,
-            activation=options.activation,
-            recompute=options.recompute,
-        )
+        stem = functools.partial(make_stem, activation=options.activation, recompute=options.recompute)
+        return stem(options.stem, options.width, self.norm, stem_width=options.stem_width)
 
     def make_block(self, spec):
         options = self.options
@@ -107,16 +102,8 @@ class AxialResNet(ResNet):
             return self.bottleneck(spec, pair, 2 * options.attention_width, activation=options.activation)
         if options.conv_block == "bottleneck":
             return self.conv_bottleneck(spec, activation=options.activation)
-        return BasicBlock(
-            4 * spec.filters,
-            self.norm,
-            spec.strides,
-            spec.dilation,
-            drop_path=spec.drop_path,
-            recompute=options.recompute,
-            activation=options.activation,
-            name=spec.name,
-        )
+        block = functools.partial(BasicBlock, drop_path=spec.drop_path, recompute=options.recompute, name=spec.name)
+        return block(4 * spec.filters, self.norm, spec.strides, spec.dilation, activation=options.activation)
 
     def make_pair(self, channels, spec):
         """A block's `AxialPair`: attention along the height, then along the width."""

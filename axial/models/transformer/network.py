@@ -153,12 +153,9 @@ class Translator(Unfolded, Network):
         random.check_rate("dropout", options.dropout)
         channels = backbone.channels
         # Keras autocasts weights only inside `call`. Without autocast, `translate` uses the same float32 weights.
-        self.embedding = self.add_weight(
-            "embedding",
-            [num_classes, channels],
-            initializer=keras.initializers.RandomNormal(stddev=channels**-0.5),
-            experimental_autocast=False,
-        )
+        normal = keras.initializers.RandomNormal(stddev=channels**-0.5)
+        size = [num_classes, channels]
+        self.embedding = self.add_weight("embedding", size, initializer=normal, experimental_autocast=False)
 
     @staticmethod
     def signature(size, batch=1):
