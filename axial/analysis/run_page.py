@@ -23,10 +23,7 @@ from axial.weights.interchange import WeightsCard
 from axial.weights.source import RUN_CARD, run_file
 
 CURVES = ("total", "semantic", "center", "offset", "eval/miou", "eval/pq_all", "eval/top1", "eval/top5")
-SPEED = (
-    *("images_per_second", "learning_rate", "input_bound"),
-    *("seconds_per_step", "seconds_per_step_p90", "seconds_per_step_p99"),
-)
+SPEED = "images_per_second learning_rate input_bound seconds_per_step seconds_per_step_p90 seconds_per_step_p99".split()
 
 
 # === Curves ===

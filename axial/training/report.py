@@ -96,12 +96,8 @@ class Report:
         path = output_file(self.folder, f"{self.split}.html", "--split")
         header, rows, last = self.evaluator.classes(result)
         main = [[in_words(name), f"{percent(value)} %"] for name, value in self.evaluator.headline(result).items()]
-        sections = {
-            "Scores": table((), main),
-            "Worst photos": worst,
-            "Best photos": best,
-            "Classes": table(header, [*last, *rows]),
-        }
+        sections = {"Scores": table((), main), "Worst photos": worst, "Best photos": best}
+        sections["Classes"] = table(header, [*last, *rows])
         if mistakes := self.evaluator.mistakes(result):
             sections["Confusion of classes"] = table(*mistakes)
         about = *about, counted(len(scores.photos), self.evaluator.unit)
