@@ -28,7 +28,7 @@ from axial.tasks.segmentation.panoptic import PanopticTask
 from tests.browser import chromium  # noqa: F401, a fixture
 from tests.cli.run_fixture import exported, trained  # noqa: F401, fixtures
 from tests.cloud.tools_fixture import tools  # noqa: F401, a fixture
-from tests.command_server import command  # noqa: F401, a fixture
+from tests.command_server import command, refuse, succeed  # noqa: F401, fixtures
 from tests.data.classification_fixture import colours_dir  # noqa: F401, a fixture
 from tests.data.text_fixture import texts_dir  # noqa: F401, a fixture
 from tests.weights.hub_fixture import hub_of  # noqa: F401, a fixture

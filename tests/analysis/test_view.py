@@ -282,24 +282,22 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_bad_flags(command, tmp_path, name):
+def test_bad_flags(refuse, tmp_path, name):
     given, message = REFUSED[name]
-    result = command("analyze", "view", "--model=nuclei", f"--html={tmp_path}/view.html", *given)
-    assert result.code == 2 and message in result.line, result.err
+    refuse(message, "analyze", "view", "--model=nuclei", f"--html={tmp_path}/view.html", *given)
 
 
-def test_a_page_of_a_run_and_its_refusals(command, trained, exported, tmp_path, sample_dir):
+def test_a_page_of_a_run_and_its_refusals(succeed, refuse, trained, exported, tmp_path, sample_dir):
     html = f"--html={tmp_path}/view.html"
     data = f"--data_dir={sample_dir}", "--split=val2017", "000000000285.jpg"
-    result = command("analyze", "view", f"--model={trained}", html, *data)
-    assert result.code == 0 and result.out == f"{tmp_path}/view.html\n", result.err
+    result = succeed("analyze", "view", f"--model={trained}", html, *data)
+    assert result.out == f"{tmp_path}/view.html\n"
     assert "000000000285.jpg" in (tmp_path / "view.html").read_text()
     for given, message in {
         (f"--model={exported}", html): f"--model={exported}: an export, whose attention cannot be read; give the run",
         (f"--model={trained}", f"--html={tmp_path}"): f"--html={tmp_path}: a folder; expected a file",
     }.items():
-        result = command("analyze", "view", *given, *data)
-        assert result.code == 2 and message in result.line, result.err
+        refuse(message, "analyze", "view", *given, *data)
 
 
 # === In a browser ===

@@ -88,10 +88,8 @@ def test_the_command_lists_recipes_and_settings_quickly():
     assert "axial-train --gin_file=nuclei/demo.gin --gin_file=tiny/panoptic.gin --data_dir=DATA" in output
 
 
-def test_a_recipe_may_be_the_users_and_an_unknown_one_is_named_with_the_nearest(command, tmp_path):
+def test_a_recipe_may_be_the_users_and_an_unknown_one_is_named_with_the_nearest(succeed, refuse, tmp_path):
     (tmp_path / "own.gin").write_text("include 'nuclei/demo.gin'\nSTEPS = 1234\n")
-    assert "1234" in command("analyze", "recipes", str(tmp_path / "own.gin")).out
-    result = command("analyze", "recipes", "nuclei/dmo.gin")
-    assert result.code == 2 and "nuclei/dmo.gin: no such gin file" in result.line and "demo.gin" in result.line
-    result = command("analyze", "recipes", "a", "b")
-    assert result.code == 2 and "takes [RECIPE]: got 'b'" in result.line
+    assert "1234" in succeed("analyze", "recipes", str(tmp_path / "own.gin")).out
+    assert "demo.gin" in refuse("nuclei/dmo.gin: no such gin file", "analyze", "recipes", "nuclei/dmo.gin").line
+    refuse("takes [RECIPE]: got 'b'", "analyze", "recipes", "a", "b")
