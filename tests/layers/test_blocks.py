@@ -19,8 +19,8 @@ def golden_block(meta):
     if "torch" in meta:
         norm = BatchNormConfig(1 - meta["bn_momentum"], meta["bn_eps"], unbiased=True)
         planes, stride = meta["planes"], meta["stride"]
-        attention = dict(heads=meta["groups"], max_distance=meta["kernel_size"])
-        pair = AxialPair(planes // 2, planes, norm, stride, average_pool=True, attention=attention, name="attention")
+        attention, distance = dict(heads=meta["groups"]), meta["kernel_size"]
+        pair = AxialPair(planes // 2, planes, norm, stride, True, attention, max_distance=distance, name="attention")
         block = Bottleneck(planes, 2 * planes, pair, norm, stride, name="block")
 
         def convert(arrays):
@@ -132,6 +132,6 @@ def test_a_frozen_block_drops_no_branch():
 
 
 def test_files_of_0_2_have_batch_norm_among_the_options_of_attention():
-    layer = StridedLocalAttention(8, BatchNormConfig(), 2, attention=dict(batch_norm=False))
+    layer = StridedLocalAttention(8, BatchNormConfig(), 2, batch_norm=False)
     layer(tf.zeros([1, 5, 5, 8]))
     assert not any("qkv_norm" in weight.name for weight in layer.weights)
