@@ -188,9 +188,8 @@ def convert_split(conversion):
         write_json(conversion.plan, plan)
     todo = {path: limits for path, limits in bounds.items() if path not in kept}
     converted, start, written = sum(last - first for first, last in todo.values()), time.perf_counter(), []
-    with show.progress(
-        None, conversion.split, total=total, unit=conversion.unit, disable=not conversion.progress
-    ) as bar:
+    quiet = not conversion.progress
+    with show.progress(None, conversion.split, total=total, unit=conversion.unit, disable=quiet) as bar:
         bar.update(total - converted)
         if todo:
             written = _write_shards(conversion, todo, bar)

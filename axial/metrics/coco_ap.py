@@ -73,11 +73,8 @@ class CocoAP:
 
     def state(self):
         """The matches in a form that JSON can hold."""
-        rows = [
-            [category, area, image, *(one[key].tolist() for key in KEPT)]
-            for (category, area), results in self.matches.items()
-            for image, one in results.items()
-        ]
+        results = [(*pair, image, one) for pair, images in self.matches.items() for image, one in images.items()]
+        rows = [[*where, *(one[key].tolist() for key in KEPT)] for *where, one in results]
         return {"images": self.images, "matches": rows}
 
     def restore(self, state):

@@ -122,10 +122,9 @@ def box_fields(path, objects, size):
 
 def _mask(where, segmentation, size):
     """PNG of an object's mask, 255 inside, from COCO's polygons or run lengths; one pixel for None."""
-    pixels = (
-        np.zeros([1, 1], np.uint8) if segmentation is None else masks.decode(run_lengths(where, segmentation, size))
-    )
-    png = io.BytesIO()
+    png, pixels = io.BytesIO(), np.zeros([1, 1], np.uint8)
+    if segmentation is not None:
+        pixels = masks.decode(run_lengths(where, segmentation, size))
     Image.fromarray(255 * pixels).convert("1").save(png, "PNG")
     return png.getvalue()
 

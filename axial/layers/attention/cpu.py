@@ -378,10 +378,8 @@ def _mix(chunk, chunk_sizes, recompute, inputs):
 
 def _merge(gradients, inputs, merge):
     """dict of the gradients of `inputs`, merged over the chunks; zero where no chunk has a gradient."""
-    return {
-        name: merge([chunk[name] for chunk in gradients]) if name in gradients[0] else tf.zeros_like(x)
-        for name, x in inputs.items()
-    }
+    zeros = {name: tf.zeros_like(x) for name, x in inputs.items() if name not in gradients[0]}
+    return zeros | {name: merge([chunk[name] for chunk in gradients]) for name in gradients[0]}
 
 
 def _chunk_sizes(count, windows, lanes):

@@ -454,9 +454,8 @@ class AxialAttention(Attention):
         options = AttentionOptions(
             heads, span, terms, value_position, whole_up_to_span=whole_up_to_span, recompute=recompute, backend=backend
         )
-        super().__init__(
-            AttentionSpec(axis, key_channels, value_channels, options, max_distance=max_distance), norm, **kwargs
-        )
+        spec = AttentionSpec(axis, key_channels, value_channels, options, max_distance=max_distance)
+        super().__init__(spec, norm, **kwargs)
 
 
 class LocalAttention(Attention):

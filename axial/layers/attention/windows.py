@@ -45,10 +45,8 @@ def rows_of_tables(tables, windows, dtype):
 
     The rows have the shape [L, M, D] for 'query' and 'value', and [M, L, D] for 'key'.
     """
-    return {
-        name: tf.cast(table_rows(table, windows.offsets.T if name == "key" else windows.offsets), dtype)
-        for name, table in tables.items()
-    }
+    offsets = {name: windows.offsets.T if name == "key" else windows.offsets for name in tables}
+    return {name: tf.cast(table_rows(table, offsets[name]), dtype) for name, table in tables.items()}
 
 
 def visible_rows(table, windows, key_term):

@@ -279,9 +279,8 @@ class DeformableConv(Layer):
             if count < 1 or channels % count:
                 raise InputError(f"{name} = {count}: expected a divisor of the {channels} channels")
         window = [self.side, self.side]
-        self.kernel = self.add_weight(
-            "kernel", [*window, channels // self.groups, self.filters], initializer=self.kernel_initializer
-        )
+        size = [*window, channels // self.groups, self.filters]
+        self.kernel = self.add_weight("kernel", size, initializer=self.kernel_initializer)
         self.bias = None
         if self.norm is None and self.use_bias:
             self.bias = self.add_weight("bias", [self.filters], initializer="zeros")

@@ -224,9 +224,8 @@ def mirrored(corners, width):
 
 def _box_masks(masks, boxes):
     """Crops each mask to its box: float32 [n, MASK_SIDE, MASK_SIDE]. Boxes are corners as fractions of the photo."""
-    crops = tf.image.crop_and_resize(
-        tf.cast(masks[..., None], tf.float32), boxes, tf.range(tf.shape(masks)[0]), [MASK_SIDE, MASK_SIDE]
-    )
+    numbers, pixels = tf.range(tf.shape(masks)[0]), tf.cast(masks[..., None], tf.float32)
+    crops = tf.image.crop_and_resize(pixels, boxes, numbers, [MASK_SIDE, MASK_SIDE])
     return tf.ensure_shape(crops[..., 0], [None, MASK_SIDE, MASK_SIDE])
 
 
