@@ -139,7 +139,7 @@ MAP, MAP_OF_6 = tf.zeros([1, 4, 4, 8]), tf.zeros([1, 4, 4, 6])
         (lambda: Mechanism("mean"), "mechanism = 'mean': expected four bits"),
         (lambda: Mechanism("dynamic", window=4), "kernel = 4: expected an odd number"),
         (lambda: Mechanism("1111", window=4), "window = 4: expected an odd number"),
-        (lambda: GeneralizedAttention("0000"), "setting = '0000': .*mean pooling"),
+        (lambda: GeneralizedAttention("0000"), "setting = '0000': expected four bits, '0001' to"),
         (lambda: GeneralizedAttention(window=3, key_stride=2), "window = 3: expected key_stride = 1"),
         (lambda: GeneralizedAttention(heads=3)(MAP), "heads = 3: expected a divisor of the 8 channels"),
         (lambda: GeneralizedAttention(key_stride=5)(MAP), "key_stride = 5: expected at most the size of the keys, 4x4"),
