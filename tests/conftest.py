@@ -175,6 +175,13 @@ def randomize(layer, seed=0):
             weight.assign(rng.normal(0, 0.5, weight.shape))
 
 
+def built(layer, *inputs):
+    """Calls a layer once, which builds it. Returns the layer with random weights."""
+    layer(*inputs)
+    randomize(layer)
+    return layer
+
+
 def make_task(data_dir, canvas=(65, 65), *, model=None, data=None, **options):
     """A `PanopticTask` on the sample photos.
 

@@ -14,7 +14,7 @@ from axial.layers.spatial_attention.dynamic_conv import DynamicConv
 from axial.layers.spatial_attention.generalized_attention import GeneralizedAttention
 from axial.layers.spatial_attention.transformer import DecoderLayer, EncoderLayer
 from axial.models.attended_resnet.network import AttendedResNet, AttendedResNetOptions
-from tests.conftest import randomize
+from tests.conftest import built, randomize
 
 
 def mechanism(name, **options):
@@ -67,17 +67,12 @@ KINDS = [("1111", False), ("dynamic", True), ("none", True)]
 
 
 def make_encoder(name, deformable, **options):
-    layer = EncoderLayer(8, 16, mechanism(name), deformable, **options)
-    layer(tf.zeros([1, 6, 8]))
-    randomize(layer)
-    return layer
+    return built(EncoderLayer(8, 16, mechanism(name), deformable, **options), tf.zeros([1, 6, 8]))
 
 
 def make_decoder(name, deformable):
     layer = DecoderLayer(8, 16, mechanism(name), deformable, memory=mechanism("1111"))
-    layer(tf.zeros([1, 6, 8]), tf.zeros([1, 5, 8]))
-    randomize(layer)
-    return layer
+    return built(layer, tf.zeros([1, 6, 8]), tf.zeros([1, 5, 8]))
 
 
 @pytest.mark.parametrize("name,deformable", KINDS)
