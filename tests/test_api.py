@@ -115,13 +115,8 @@ def test_every_shipped_folder_is_complete_and_small():
     size = 0
     for name in shipped_names():
         folder = ROOT / "axial" / "shipped" / name
-        assert sorted(p.name for p in folder.iterdir()) == [
-            "README.md",
-            "config.gin",
-            "objects.json",
-            "spec.json",
-            "weights.safetensors",
-        ]
+        files = sorted(path.name for path in folder.iterdir())
+        assert files == ["README.md", "config.gin", "objects.json", "spec.json", "weights.safetensors"]
         card, arrays = read_safetensors(str(folder / "weights.safetensors"))
         assert sum(array.size for array in arrays.values()) > 1e6
         text = (folder / "README.md").read_text()

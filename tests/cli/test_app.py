@@ -93,9 +93,8 @@ def test_ctrl_c_while_a_command_waits(command):
 def test_the_package_lists_its_commands():
     call = [sys.executable, "-m", "axial"]
     lines = subprocess.run(call, check=True, capture_output=True, text=True, timeout=60, cwd=ROOT).stdout.splitlines()
-    assert [line.split()[0] for line in lines if line.startswith("  axial-")] == sorted(
-        f"axial-{name.replace('_', '-')}" for name in COMMANDS
-    )
+    names = [line.split()[0] for line in lines if line.startswith("  axial-")]
+    assert names == sorted(f"axial-{name.replace('_', '-')}" for name in COMMANDS)
     assert "  axial-train         Trains a model." in lines and max(map(len, lines)) <= 80
 
 

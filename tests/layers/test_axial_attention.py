@@ -123,7 +123,7 @@ def compare(layers, x, span, terms=TERMS, tolerance=TOLERANCE):
         for layer in layers:
             assert relative_error(layer(x, training=training)[:, 0], expected) < tolerance, layer.spec.options.backend
     for layer, (i, kind) in itertools.product(layers, enumerate(("mean", "variance"))):
-        content = layer.content_output_norm
+        content, backend = layer.content_output_norm, layer.spec.options.backend
         for name, norm, batch in (
             ("qkv", layer.qkv_norm, statistics["qkv"][i]),
             ("logit", layer.logit_norm, statistics["logit"][i]),
@@ -131,10 +131,7 @@ def compare(layers, x, span, terms=TERMS, tolerance=TOLERANCE):
         ):
             old = weights[f"{name}_{kind}"][0] if norm is content else weights[f"{name}_{kind}"]
             moved = 0.9 * old + 0.1 * batch
-            assert relative_error(getattr(norm, f"moving_{kind}"), moved) < tolerance, (
-                layer.spec.options.backend,
-                name,
-            )
+            assert relative_error(getattr(norm, f"moving_{kind}"), moved) < tolerance, (backend, name)
 
 
 @pytest.mark.parametrize(

@@ -54,12 +54,8 @@ class Folder:
         (self.split / "photos").mkdir(parents=True)
         photo = np.random.default_rng(0).integers(0, 256, [30, 60, 3], np.uint8)
         Image.fromarray(photo).save(self.split / "photos" / "a.png")
-        ids = semantic * spec.label_divisor + instance
-        images = {
-            "semantic": semantic.astype(np.uint16),
-            "instance": instance.astype(np.uint8),
-            "panoptic": colors_of(ids),
-        }
+        panoptic = colors_of(semantic * spec.label_divisor + instance)
+        images = dict(semantic=semantic.astype(np.uint16), instance=instance.astype(np.uint8), panoptic=panoptic)
         for layer in layers:
             (self.split / layer).mkdir()
             Image.fromarray(images[layer]).save(self.split / layer / "a.png")
