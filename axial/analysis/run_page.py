@@ -112,10 +112,9 @@ def write_page(model_dir, path):
         InputError: the folder is not a run, or has no summaries yet.
     """
     curves, pictures = read_events(model_dir)
-    shown = [
-        figure(embedded(data, in_words(name)), f"{in_words(name)} at step {step}")
-        for name, (step, data) in sorted(pictures.items())
-    ]
+    shown = []
+    for name, (step, data) in sorted(pictures.items()):
+        shown.append(figure(embedded(data, in_words(name)), f"{in_words(name)} at step {step}"))
     sections = {
         "": table((), _status(model_dir).items(), words=True),
         "Pictures": grid(shown),

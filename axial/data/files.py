@@ -168,15 +168,11 @@ def labelled_items(photos, labels, read):
         labels: dict from names to lists of label files' paths; {} for a split without labels.
         read: function that returns `Labels` from the path of the photo and the paths of its label files.
     """
-    return [
-        {
-            "photo": path,
-            "id": number,
-            "labels": functools.partial(read, path, *labels[name]) if labels else None,
-            "label_files": labels.get(name, []),
-        }
-        for number, (name, path) in enumerate(photos.items())
-    ]
+    items = []
+    for number, (name, path) in enumerate(photos.items()):
+        read_labels = functools.partial(read, path, *labels[name]) if labels else None
+        items.append({"photo": path, "id": number, "labels": read_labels, "label_files": labels.get(name, [])})
+    return items
 
 
 def photo_fields(path, data, size=None, stored=False):

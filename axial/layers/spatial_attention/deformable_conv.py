@@ -319,10 +319,8 @@ class DeformableConv(Layer):
     def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
         x = self.sized(x)
         offsets, masks = self.offsets(x)
-        convolve = functools.partial(
-            deformable_conv, strides=self.strides, dilation=self.dilation, padding=self.padding
-        )
-        y = convolve(x, tf.cast(self.kernel, x.dtype), offsets, masks, form=self.form)
+        conv = functools.partial(deformable_conv, strides=self.strides, dilation=self.dilation, padding=self.padding)
+        y = conv(x, tf.cast(self.kernel, x.dtype), offsets, masks, form=self.form)
         if self.bias is not None:
             y += tf.cast(self.bias, y.dtype)
         if self.norm is not None:
@@ -421,9 +419,7 @@ class DeformableConv1D(Layer):
         """The empty cache of a built layer, {'inputs': [N, L, C]}. `step` stores each token in it."""
         return {"inputs": tf.zeros([images, length, self.kernel.shape[1]], self.compute_dtype)}
 
-    def step(
-        self, x: tf.Tensor, index: int | tf.Tensor, cache: dict[str, tf.Tensor]
-    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    def step(self, x: tf.Tensor, index: int | tf.Tensor, cache: dict) -> tuple[tf.Tensor, dict]:
         """The output for the token x [N, 1, C] at `index`, and the new cache.
 
         Raises:

@@ -55,10 +55,10 @@ class AxialStem(Layer):
 
     def __init__(self, make_block, filters, name=None):
         super().__init__(name=name)
-        specs = [
-            BlockSpec(filters, 1 if i else 2, 1, 2 if i else 1, drop_path=0.0, name=f"block{i + 1}") for i in range(3)
-        ]
-        self.blocks = [make_block(spec) for spec in specs]
+        spec = functools.partial(BlockSpec, filters, dilation=1, drop_path=0.0)
+        first = spec(strides=2, input_stride=1, name="block1")
+        rest = [spec(strides=1, input_stride=2, name=f"block{i}") for i in (2, 3)]
+        self.blocks = [make_block(one) for one in (first, *rest)]
 
     def call(self, x, training=False):
         return in_turn(self.blocks, x, training and self.trainable)
@@ -79,14 +79,9 @@ class AxialResNet(ResNet):
 
     def __init__(self, options=defaults, norm=BatchNormConfig(), name="backbone"):
         axial = options.stem == "axial"
-        super().__init__(
-            options,
-            norm,
-            base_filters(options.width, options.attention.heads, 32 if axial else 64),
-            pool=options.pool and not axial,
-            table_photo=options.table_photo,
-            name=name,
-        )
+        filters = base_filters(options.width, options.attention.heads, 32 if axial else 64)
+        pool = options.pool and not axial
+        super().__init__(options, norm, filters, pool=pool, table_photo=options.table_photo, name=name)
 
     def make_stem(self):
         options = self.options

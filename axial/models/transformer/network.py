@@ -222,17 +222,8 @@ class Translator(Unfolded, Network):
         from official.nlp.modeling.ops.beam_search import sequence_beam_search
 
         start = tf.zeros([source.shape[0]], tf.int32)
-        ids, scores = sequence_beam_search(
-            step,
-            start,
-            _float32(cache),
-            self.num_classes,
-            beam_size=beams,
-            alpha=alpha,
-            max_decode_length=length,
-            eos_id=end,
-            padded_decode=True,
-        )
+        search = functools.partial(sequence_beam_search, max_decode_length=length, eos_id=end, padded_decode=True)
+        ids, scores = search(step, start, _float32(cache), self.num_classes, beam_size=beams, alpha=alpha)
         return ids[:, 0, 1:], scores[:, 0]
 
 
