@@ -105,11 +105,8 @@ def _slice(generation, topology):
     )
 
 
-SLICES = {
-    slice_.name: slice_
-    for generation, kind in GENERATIONS.items()
-    for slice_ in (_slice(generation, topology) for topology in kind.topologies.split())
-}
+_ALL = (_slice(name, topology) for name, kind in GENERATIONS.items() for topology in kind.topologies.split())
+SLICES = {slice_.name: slice_ for slice_ in _ALL}
 
 
 def find_slice(name):

@@ -101,3 +101,27 @@ def command(sample_dir):
     yield run
     process.stdin.close()
     process.wait(60)
+
+
+@pytest.fixture(scope="session")
+def succeed(command):
+    """A function that runs a command, fails unless its exit code is 0, and returns its `Result`."""
+
+    def run(*call, **options):
+        result = command(*call, **options)
+        assert result.code == 0, result.out + result.err
+        return result
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def refuse(command):
+    """A function that runs a command, fails unless it exits with 2 and one error line that has the `words`."""
+
+    def run(words, *call, **options):
+        result = command(*call, **options)
+        assert result.code == 2 and words in result.line, result.out + result.err
+        return result
+
+    return run

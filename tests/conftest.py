@@ -28,7 +28,7 @@ from axial.tasks.segmentation.panoptic import PanopticTask
 from tests.browser import chromium  # noqa: F401, a fixture
 from tests.cli.run_fixture import exported, trained  # noqa: F401, fixtures
 from tests.cloud.tools_fixture import tools  # noqa: F401, a fixture
-from tests.command_server import command  # noqa: F401, a fixture
+from tests.command_server import command, refuse, succeed  # noqa: F401, fixtures
 from tests.data.classification_fixture import colours_dir  # noqa: F401, a fixture
 from tests.data.text_fixture import texts_dir  # noqa: F401, a fixture
 from tests.weights.hub_fixture import hub_of  # noqa: F401, a fixture
@@ -173,6 +173,13 @@ def randomize(layer, seed=0):
             weight.assign(rng.uniform(0.5, 1.5, weight.shape))
         else:
             weight.assign(rng.normal(0, 0.5, weight.shape))
+
+
+def built(layer, *inputs):
+    """Calls a layer once, which builds it. Returns the layer with random weights."""
+    layer(*inputs)
+    randomize(layer)
+    return layer
 
 
 def make_task(data_dir, canvas=(65, 65), *, model=None, data=None, **options):

@@ -45,11 +45,8 @@ def generalized_attention(x, *, layer, keys=None, key_mask=None, **w):
         k = key @ w["key_kernel"][:, channels] if content or key_content else None
         r = code(*difference, channels) if query_position or key_position else None
         total = (q @ k if content else 0) + (q @ r if query_position else 0)
-        return (
-            total
-            + (w["key_vector"][h] @ k if key_content else 0)
-            + (w["position_vector"][h] @ r if key_position else 0)
-        )
+        total += w["key_vector"][h] @ k if key_content else 0
+        return total + (w["position_vector"][h] @ r if key_position else 0)
 
     def sees(difference):
         before, after = layer.reach

@@ -115,13 +115,8 @@ def test_every_shipped_folder_is_complete_and_small():
     size = 0
     for name in shipped_names():
         folder = ROOT / "axial" / "shipped" / name
-        assert sorted(p.name for p in folder.iterdir()) == [
-            "README.md",
-            "config.gin",
-            "objects.json",
-            "spec.json",
-            "weights.safetensors",
-        ]
+        files = sorted(path.name for path in folder.iterdir())
+        assert files == ["README.md", "config.gin", "objects.json", "spec.json", "weights.safetensors"]
         card, arrays = read_safetensors(str(folder / "weights.safetensors"))
         assert sum(array.size for array in arrays.values()) > 1e6
         text = (folder / "README.md").read_text()
@@ -276,10 +271,9 @@ def test_older_flags_take_paths_alone(exported, tmp_path, monkeypatch):
         find_weights("./nuclei")
 
 
-def test_a_shipped_model_is_exported_with_its_card(command, nuclei, tmp_path):
+def test_a_shipped_model_is_exported_with_its_card(succeed, nuclei, tmp_path):
     """The export's card has the shipped card's scores, training data and licence."""
-    result = command("export", "--model_dir=nuclei", f"--output_dir={tmp_path}/out", "--format=safetensors")
-    assert result.code == 0, result.err
+    succeed("export", "--model_dir=nuclei", f"--output_dir={tmp_path}/out", "--format=safetensors")
     card, arrays = read_safetensors(str(tmp_path / "out" / "axial_deeplab_nano.safetensors"))
     shipped, expected = read_safetensors(f"{shipped_folder('nuclei')}/weights.safetensors")
     for name in ("scores", "scored_split", "scored_photos", "results", "trained", "license", "input", "weights"):

@@ -20,12 +20,8 @@ def truth_as_prediction(example):
             thing = COCO.things[category]
             panoptic[mask] = category * COCO.label_divisor + (i + 1 if thing else 0)
             instance[mask] = i + 1 if thing else 0
-    return {
-        "panoptic": panoptic,
-        "semantic": semantic,
-        "instance": instance,
-        "score": np.linspace(0.5, 1, len(classes)),
-    }
+    score = np.linspace(0.5, 1, len(classes))
+    return {"panoptic": panoptic, "semantic": semantic, "instance": instance, "score": score}
 
 
 def perfect(examples):

@@ -195,11 +195,8 @@ def draw_panels(path, photo, canvas, rows):
             queries = {"height": shown.shape[1], "width": shown.shape[0], "": 1}[axis]
             padding = f"{percent(abs(1 - shown.sum() / queries), 0)} % on padding"
             draw.text((j * wide, i * high), f"{plain(LINES[axis] + name)}\n{padding}", "black", font)
-            opacity = (
-                Image.fromarray(255 * np.sqrt(shown / most))
-                .convert("L")
-                .resize(grey.size, Image.BILINEAR, (0, 0, *keys[::-1]))
-            )
+            opacity = Image.fromarray(255 * np.sqrt(shown / most)).convert("L")
+            opacity = opacity.resize(grey.size, Image.BILINEAR, (0, 0, *keys[::-1]))
             panel = Image.composite(Image.new("RGB", grey.size, color), grey.convert("RGB"), opacity)
             _mark_query(panel, axis, (np.array(pixel) + 0.5) / keys * grey.size[::-1])
             sheet.paste(panel, (j * wide, i * high + 40))

@@ -47,10 +47,7 @@ def trace(name, num_classes, height, width, *, batch=1, changes=None):
         model = build_model(name, num_classes, **(changes or {}))
         for side, length in (("height", height), ("width", width)):
             if length < model.output_stride:
-                raise InputError(
-                    f"{side} {length}: {name!r} has output stride {model.output_stride}, "
-                    f"the least size is {model.output_stride} x {model.output_stride}"
-                )
+                raise InputError(f"{side} {length}: {name!r} takes at least its output stride, {model.output_stride}")
         signature = find_variant(name).model.signature((height, width), batch)
         images = tf.nest.map_structure(lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), signature)
         # The model's code needs no conversion; AutoGraph would rewrite every call.

@@ -23,10 +23,7 @@ from axial.weights.interchange import WeightsCard
 from axial.weights.source import RUN_CARD, run_file
 
 CURVES = ("total", "semantic", "center", "offset", "eval/miou", "eval/pq_all", "eval/top1", "eval/top5")
-SPEED = (
-    *("images_per_second", "learning_rate", "input_bound"),
-    *("seconds_per_step", "seconds_per_step_p90", "seconds_per_step_p99"),
-)
+SPEED = "images_per_second learning_rate input_bound seconds_per_step seconds_per_step_p90 seconds_per_step_p99".split()
 
 
 # === Curves ===
@@ -115,10 +112,9 @@ def write_page(model_dir, path):
         InputError: the folder is not a run, or has no summaries yet.
     """
     curves, pictures = read_events(model_dir)
-    shown = [
-        figure(embedded(data, in_words(name)), f"{in_words(name)} at step {step}")
-        for name, (step, data) in sorted(pictures.items())
-    ]
+    shown = []
+    for name, (step, data) in sorted(pictures.items()):
+        shown.append(figure(embedded(data, in_words(name)), f"{in_words(name)} at step {step}"))
     sections = {
         "": table((), _status(model_dir).items(), words=True),
         "Pictures": grid(shown),

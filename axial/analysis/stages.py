@@ -82,20 +82,12 @@ def stages(name, num_classes=None, *, batch=1, height=None, width=None):
             part = part_of(layer.kernel.name)
             options = layer.spec.options
             spans[part][options.span] = heads[part][options.heads] = True
-    table = [
-        Stage(
-            part=part,
-            output=outputs.get(part) if part != REST else None,
-            spans=tuple(spans[part]),
-            heads=tuple(heads[part]),
-            params=params.get(part, 0),
-            norms=counted.norm_parts.get(part, 0),
-            macs=round(macs[part]),
-            activations=activations.get(part, 0),
-        )
-        for part in (*params, REST)
-    ]
-    numbers = [(row.params, row.norms, row.macs, row.activations) for row in table]
+    table, numbers = [], []
+    for part in (*params, REST):
+        norms = counted.norm_parts.get(part, 0)
+        numbers.append((params.get(part, 0), norms, round(macs[part]), activations.get(part, 0)))
+        output = outputs.get(part) if part != REST else None
+        table.append(Stage(part, *numbers[-1], output=output, spans=tuple(spans[part]), heads=tuple(heads[part])))
     return [*table, Stage("all", *map(sum, zip(*numbers)))]
 
 

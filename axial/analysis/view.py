@@ -100,15 +100,9 @@ def describe_layer(layer, size):
     else:
         axis, stride, heads, depth, (reach, _) = "map", layer.key_stride, layer.heads, layer.depth, layer.reach
         keys = [-(-side // stride) for side in size]
-    return {
-        "axis": axis,
-        "stride": stride,
-        "reach": max(size) if reach is None else reach,
-        "heads": heads,
-        "depth": depth,
-        "queries": list(size),
-        "keys": list(keys),
-    }
+    reach = max(size) if reach is None else reach
+    maps = {"queries": list(size), "keys": list(keys)}
+    return {"axis": axis, "stride": stride, "reach": reach, "heads": heads, "depth": depth, **maps}
 
 
 def inputs_of(model, layers, canvases):

@@ -79,7 +79,7 @@ class Model(Flags):
     takes = "NAME"
     classes = Flag(int, "number of classes; by default 19 (Cityscapes) or 1000 (ImageNet).", least=1, most=32768)
     diff = Flag(str, "another model to compare with.")
-    batch = flags.BATCH
+    batch = flags.BATCH.but(meaning="photos in the batch.", default=1)
     height = SIDE
     width = SIDE
 
@@ -91,10 +91,7 @@ def _model(given):
     with working(f"counting {' and '.join(names)}"):
         from axial.analysis.stages import COLUMNS, differences, stages
 
-        tables = [
-            stages(name, given.classes, batch=given.batch or 1, height=given.height, width=given.width)
-            for name in names
-        ]
+        tables = [stages(n, given.classes, batch=given.batch, height=given.height, width=given.width) for n in names]
     if given.diff:
         print_table(*differences(names, tables))
         return
@@ -209,11 +206,10 @@ def _viewed(given, what, photos):
             examples = view.split_examples(task, (*given.split, task.data.eval_split)[0], given.arguments)
         else:
             names = output_names([os.path.basename(path) for path in photos], photos)
-            loaded = [load_photo(path, task.spec.levels) for path in photos]
-            examples = {
-                name: {**task.evaluator.example(photo), **task.example(tf.constant(photo))}
-                for name, photo in zip(names, loaded)
-            }
+            examples = {}
+            for name, path in zip(names, photos):
+                photo = load_photo(path, task.spec.levels)
+                examples[name] = {**task.evaluator.example(photo), **task.example(tf.constant(photo))}
         weights = find_weights(what)[-1]
         return view.view_model(what, task, model, examples, block_names=given.block, weights=weights)
 

@@ -172,10 +172,8 @@ class Watch(Study):
 
 
 # The functions of the verbs are in a module that imports TensorFlow.
-VERBS = {
-    kind.__name__.lower(): (kind, f"axial.cli.evaluate_verbs.{kind.__name__.lower()}")
-    for kind in (Run, Results, Merge, Stress, Sweep, Watch)
-}
+_KINDS = {kind.__name__.lower(): kind for kind in (Run, Results, Merge, Stress, Sweep, Watch)}
+VERBS = {name: (kind, f"axial.cli.evaluate_verbs.{name}") for name, kind in _KINDS.items()}
 
 
 def main():

@@ -87,11 +87,8 @@ def _main(given):
         latest, best = latest_checkpoint(model_dir), find_checkpoint(model_dir)
         chosen = "" if best == latest else f"; the best one of its evaluations: {best}"
         run = shlex.quote(model_dir)
-        say(
-            f"trained: {latest}{chosen}",
-            f"To score it: axial-evaluate --model_dir={run}",
-            f"To export it: axial-export --model_dir={run} --output_dir=EXPORT",
-        )
+        say(f"trained: {latest}{chosen}", f"To score it: axial-evaluate --model_dir={run}")
+        say(f"To export it: axial-export --model_dir={run} --output_dir=EXPORT")
 
 
 def start_profiler(port, listen):

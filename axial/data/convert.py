@@ -188,9 +188,8 @@ def convert_split(conversion):
         write_json(conversion.plan, plan)
     todo = {path: limits for path, limits in bounds.items() if path not in kept}
     converted, start, written = sum(last - first for first, last in todo.values()), time.perf_counter(), []
-    with show.progress(
-        None, conversion.split, total=total, unit=conversion.unit, disable=not conversion.progress
-    ) as bar:
+    quiet = not conversion.progress
+    with show.progress(None, conversion.split, total=total, unit=conversion.unit, disable=quiet) as bar:
         bar.update(total - converted)
         if todo:
             written = _write_shards(conversion, todo, bar)
@@ -295,10 +294,7 @@ def _kept(conversion, earlier, plan, order):
     now, reasons = convert(f"{path}: ", plan, tfrecord.Plan), dict(earlier.left_out)
     input_of = operator.attrgetter("spec", "split", "source", "labels")
     if input_of(earlier) != input_of(now) or earlier.examples + len(reasons) != now.examples:
-        raise InputError(
-            f"{path}: this folder holds {conversion.split!r} made from other input or with other "
-            "--shards; choose another --output_dir or delete its files"
-        )
+        raise InputError(f"{path}: made from other input or other --shards; delete it, or choose another --output_dir")
     sizes, kept = {name: size for name, _, size in earlier.shards}, {}
     for i, (path, (first, last)) in enumerate(conversion.bounds().items()):
         broken = [(position, reasons[n]) for position, n in enumerate(order[first:last]) if n in reasons]

@@ -79,10 +79,8 @@ def check_ids(path, images):
     first = {type(image.id): image for image in reversed(images)}
     if len(first) > 1:
         text, number = first[str], first[int]
-        raise InputError(
-            f"{path}: images: id {text.id!r} of {text.file_name} is a text, id {number.id} of {number.file_name} a "
-            "number; expected one of the two for all"
-        )
+        kinds = f"{text.id!r} of {text.file_name} is a text, id {number.id} of {number.file_name} a number"
+        raise InputError(f"{path}: images: id {kinds}; expected one of the two for all")
 
 
 def listed_paths(path, field, folder, entries):
@@ -170,15 +168,11 @@ def labelled_items(photos, labels, read):
         labels: dict from names to lists of label files' paths; {} for a split without labels.
         read: function that returns `Labels` from the path of the photo and the paths of its label files.
     """
-    return [
-        {
-            "photo": path,
-            "id": number,
-            "labels": functools.partial(read, path, *labels[name]) if labels else None,
-            "label_files": labels.get(name, []),
-        }
-        for number, (name, path) in enumerate(photos.items())
-    ]
+    items = []
+    for number, (name, path) in enumerate(photos.items()):
+        read_labels = functools.partial(read, path, *labels[name]) if labels else None
+        items.append({"photo": path, "id": number, "labels": read_labels, "label_files": labels.get(name, [])})
+    return items
 
 
 def photo_fields(path, data, size=None, stored=False):

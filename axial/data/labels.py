@@ -180,10 +180,8 @@ def segment(spec, path, category, instance, *, identity=None, pixel=None):
         return 0, index, 0
     instance = instance if spec.things[index] else 0
     if identity is None and instance >= spec.label_divisor:
-        raise InputError(
-            f"{path}: instance {instance} of {spec.class_names[index]!r}: expected less than the "
-            f"label_divisor {spec.label_divisor} of the spec {spec.name!r}"
-        )
+        limit = f"the label_divisor {spec.label_divisor} of the spec {spec.name!r}"
+        raise InputError(f"{path}: instance {instance} of {spec.class_names[index]!r}: expected less than {limit}")
     crowd = int(spec.things[index] and instance == 0)
     identity = (index + 1) * spec.label_divisor + instance if identity is None else identity
     return identity, index, crowd

@@ -145,6 +145,5 @@ def served(make, tickets, service, *, used, epochs=None):
     api = tf.data.experimental.service
     # Every host of a training registers the same dataset under the job's name.
     number = api.register_dataset(service.address, dataset, dataset_id=service.job)
-    return api.from_dataset_id(
-        api.ShardingPolicy.DYNAMIC, service.address, number, dataset.element_spec, job_name=service.job
-    )
+    policy, spec = api.ShardingPolicy.DYNAMIC, dataset.element_spec
+    return api.from_dataset_id(policy, service.address, number, spec, job_name=service.job)

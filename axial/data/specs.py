@@ -137,10 +137,8 @@ class DatasetSpec:
         """uint8 [num_classes, 3]: the palette; if it is empty, hues at golden-section steps, paler for stuff."""
         if self.palette:
             return np.array(self.palette, np.uint8)
-        rows = [
-            colorsys.hsv_to_rgb(i * 0.618034 % 1, 0.85 if thing else 0.45, 0.95 if thing else 0.75)
-            for i, thing in enumerate(self.things)
-        ]
+        shades = [(0.85, 0.95) if thing else (0.45, 0.75) for thing in self.things]
+        rows = [colorsys.hsv_to_rgb(i * 0.618034 % 1, *shade) for i, shade in enumerate(shades)]
         return np.round(255 * np.array(rows)).astype(np.uint8)
 
     def class_index(self, category):
@@ -307,10 +305,8 @@ def read_pieces(where, model):
     except (RuntimeError, ValueError):
         raise InputError(f"{where}: not a SentencePiece model") from None
     if pieces.pad_id() != 0 or pieces.eos_id() < 1:
-        raise InputError(
-            f"{where}: pad_id is {pieces.pad_id()} and eos_id {pieces.eos_id()}; "
-            "expected a SentencePiece model trained with --pad_id=0 and an eos_id"
-        )
+        numbers = f"pad_id is {pieces.pad_id()} and eos_id {pieces.eos_id()}"
+        raise InputError(f"{where}: {numbers}; expected a SentencePiece model with --pad_id=0 and an eos_id")
     return pieces
 
 

@@ -30,10 +30,8 @@ def keep_local(port):
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
             bound = True
     except (OSError, AttributeError) as error:
-        raise InputError(
-            f"port {port}: this system cannot keep it to this machine ({error}); Linux 5.7 and later can. "
-            "--listen=all opens it to others"
-        ) from None
+        what = f"port {port}: this system cannot keep it to this machine ({error}); Linux 5.7 and later can"
+        raise InputError(f"{what}. --listen=all opens it to others") from None
     if not bound:
         raise InputError(f"port {port}: TensorFlow cannot listen at it")
 

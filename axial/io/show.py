@@ -80,9 +80,9 @@ def _written_out(match):
     return match[0].encode("unicode_escape").decode()
 
 
-def say(*lines, error=False, to=None):
-    """Prints lines to standard output, standard error (`error`) or a stream. Raises Closed if nobody reads them."""
-    stream = to or (sys.stderr if error else sys.stdout)
+def say(*lines, error=False):
+    """Prints lines to standard output, or to standard error (`error`). Raises Closed if nobody reads them."""
+    stream = sys.stderr if error else sys.stdout
     if stream is None:  # it was closed before the start
         return
     try:

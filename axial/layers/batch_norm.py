@@ -1,6 +1,7 @@
 """Batch normalisation (Ioffe & Szegedy, 2015), one layer for convolutions and for attention."""
 
 import dataclasses
+import functools
 
 import tensorflow as tf
 
@@ -86,13 +87,11 @@ def add_norm_weights(layer, shape, dtype, gamma="ones", beta=False):
     values, because an average of equal numbers could be rounded.
     """
     aggregation = tf.VariableAggregation.MEAN if layer.config.group else tf.VariableAggregation.ONLY_FIRST_REPLICA
-    moving = dict(trainable=False, synchronization=tf.VariableSynchronization.ON_READ, aggregation=aggregation)
-    weights = [("gamma", gamma, {}), *[("beta", "zeros", {})] * beta]
-    weights += [("moving_mean", "zeros", moving), ("moving_variance", "ones", moving)]
-    return [
-        layer.add_weight(name, shape, dtype, initializer, experimental_autocast=False, **options)
-        for name, initializer, options in weights
-    ]
+    on_read = tf.VariableSynchronization.ON_READ
+    add = functools.partial(layer.add_weight, shape=shape, dtype=dtype, experimental_autocast=False)
+    weights = [add("gamma", initializer=gamma), *([add("beta", initializer="zeros")] if beta else [])]
+    moving = functools.partial(add, trainable=False, synchronization=on_read, aggregation=aggregation)
+    return [*weights, moving("moving_mean", initializer="zeros"), moving("moving_variance", initializer="ones")]
 
 
 def global_scale(norm, mean, variance, count):

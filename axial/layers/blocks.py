@@ -18,14 +18,6 @@ def make_attention(spec, norm, name, inner_norm=True):
     return FoldedAttention(spec, name=name) if norm is None else Attention(spec, norm, inner_norm, name=name)
 
 
-def _read_options(attention, make_options, beside, value):
-    """(options, value of the argument named `beside`), which configs of axial 0.2 store in one dict, `attention`."""
-    if isinstance(attention, AttentionOptions):
-        return attention, value
-    given = {beside: value, **(attention or {})}
-    return make_options(**{name: given[name] for name in given if name != beside}), given[beside]
-
-
 class AxialPair(Layer):
     """Attention along the height, then along the width, then ReLU (Axial-DeepLab, Fig. 2).
 
@@ -57,20 +49,17 @@ class AxialPair(Layer):
         norm: Norm,
         strides: int = 1,
         average_pool: bool = False,
-        attention: AttentionOptions | dict | None = None,
+        attention: AttentionOptions | dict = AttentionOptions(),
         activation: str = "relu",
         max_distance: int = 255,
         **kwargs,
     ):
-        options, max_distance = _read_options(attention, AttentionOptions, "max_distance", max_distance)
         super().__init__(**kwargs)
         self.strides, self.average_pool, self.activation = strides, average_pool, activation
-        self.height, self.width = (
-            make_attention(
-                AttentionSpec(axis, key_channels, value_channels, options, max_distance=max_distance), norm, axis
-            )
-            for axis in ("height", "width")
-        )
+        options = AttentionOptions(**attention) if isinstance(attention, dict) else attention
+        spec = functools.partial(AttentionSpec, options=options, max_distance=max_distance)
+        specs = (spec(axis, key_channels, value_channels) for axis in ("height", "width"))
+        self.height, self.width = (make_attention(spec, norm, spec.axis) for spec in specs)
 
     def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
         return ACTIVATIONS[self.activation](self.before_relu(x, training))
@@ -93,7 +82,7 @@ class StridedLocalAttention(Layer):
         channels: channels of the queries, of the keys and of the values.
         norm: `BatchNormConfig`, or None for the folded layer.
         strides: stride along both axes.
-        attention: `AttentionOptions`, or a dict of the arguments of `local_options`.
+        attention: `AttentionOptions`, or a dict of the arguments of `local_options`. None means its defaults.
         batch_norm: see `LocalAttention`.
 
     Shapes:
@@ -115,8 +104,8 @@ class StridedLocalAttention(Layer):
         batch_norm: bool = True,
         **kwargs,
     ):
-        options, batch_norm = _read_options(attention, local_options, "batch_norm", batch_norm)
         super().__init__(**kwargs)
+        options = attention if isinstance(attention, AttentionOptions) else local_options(**(attention or {}))
         self.strides = strides
         self.local = make_attention(AttentionSpec("square", channels, channels, options), norm, "local", batch_norm)
 

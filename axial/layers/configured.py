@@ -121,10 +121,8 @@ class Configured(metaclass=_Policies):
     def _maybe_build(self, inputs):
         """Refuses tensors of Keras 3. tf_keras calls this before each call of a layer."""
         if any(type(x).__module__.partition(".")[0] == "keras" for x in tf.nest.flatten(inputs)):
-            raise InputError(
-                f"{type(self).__name__} is of tf_keras and got a tensor of Keras 3: build the model with "
-                "`import tf_keras as keras`, or set TF_USE_LEGACY_KERAS=1 before TensorFlow is imported"
-            )
+            what = f"{type(self).__name__} is of tf_keras and got a tensor of Keras 3"
+            raise InputError(f"{what}: import tf_keras as keras, or set TF_USE_LEGACY_KERAS=1 before the first import")
         super()._maybe_build(inputs)
 
     @property

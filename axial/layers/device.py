@@ -124,11 +124,8 @@ def has_kernels():
     if (tpu_generation() or OLDEST_TPU) < OLDEST_TPU:
         lacks = f"a TPU v{tpu_generation()} is too old"
     if lacks:
-        say(
-            f"backend = 'kernel' needs {pip_install('kernel')} and libtpu {OLDEST_LIBTPU} or later ({lacks}); the "
-            "slower backend 'xla' runs",
-            error=True,
-        )
+        needed = f"{pip_install('kernel')} and libtpu {OLDEST_LIBTPU} or later"
+        say(f"backend = 'kernel' needs {needed} ({lacks}); the slower 'xla' takes its place", error=True)
     return not lacks
 
 

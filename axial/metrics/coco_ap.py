@@ -3,16 +3,14 @@
 import collections
 import contextlib
 import io
+import itertools
 
 import numpy as np
 from pycocotools import mask as masks
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-FIGURES = (
-    *("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large"),
-    *("ar1", "ar10", "ar100", "ar_small", "ar_medium", "ar_large"),
-)
+FIGURES = "ap ap50 ap75 ap_small ap_medium ap_large ar1 ar10 ar100 ar_small ar_medium ar_large".split()
 KEPT = ("dtScores", "dtMatches", "dtIgnore", "gtIgnore")  # fields that COCOeval.accumulate reads
 
 
@@ -75,11 +73,8 @@ class CocoAP:
 
     def state(self):
         """The matches in a form that JSON can hold."""
-        rows = [
-            [category, area, image, *(one[key].tolist() for key in KEPT)]
-            for (category, area), results in self.matches.items()
-            for image, one in results.items()
-        ]
+        results = [(*pair, image, one) for pair, images in self.matches.items() for image, one in images.items()]
+        rows = [[*where, *(one[key].tolist() for key in KEPT)] for *where, one in results]
         return {"images": self.images, "matches": rows}
 
     def restore(self, state):
@@ -111,12 +106,8 @@ class CocoAP:
             params = evaluation.params
             params.catIds = classes
             params.imgIds = sorted({image for results in self.matches.values() for image in results})
-            evaluation.evalImgs = [
-                self.matches.get((c, a), {}).get(i)
-                for c in classes
-                for a in range(len(params.areaRng))
-                for i in params.imgIds
-            ]
+            keys = itertools.product(classes, range(len(params.areaRng)))
+            evaluation.evalImgs = [self.matches.get(key, {}).get(i) for key in keys for i in params.imgIds]
             evaluation._paramsEval = params
             evaluation.accumulate()
             evaluation.summarize()

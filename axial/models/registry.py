@@ -69,9 +69,8 @@ def build_model(name: str, num_classes: int, norm: Norm = BatchNormConfig(), **c
     variant = find_variant(name)
     for argument in changes:
         if argument not in (accepted := variant.parameters()):
-            raise InputError(
-                f"model {name!r} has no argument {argument!r}{nearest(argument, accepted)}: {', '.join(accepted)}"
-            )
+            near = nearest(argument, accepted)
+            raise InputError(f"model {name!r} has no argument {argument!r}{near}: {', '.join(accepted)}")
     with named(f"model {name!r}"):
         return variant.build(num_classes, norm, changes)
 

@@ -246,9 +246,8 @@ class _Reader(config_parser.ParserDelegate):
             if word := re.search(r"Failed to parse token '(.*)'", str(error)):
                 names = *(f"@{name}()" for name in self._configurables), *(f"%{key}" for key, *_ in self.statements)
                 near = nearest(word[1], ("True", "False", "None", *names))
-                raise InputError(
-                    f"{where}{line.format(error.lineno)}: {word[1]} is no value{near}; {_VALUES}"
-                ) from None
+                position = where + line.format(error.lineno)
+                raise InputError(f"{position}: {word[1]} is no value{near}; {_VALUES}") from None
             raise InputError(f"{where}: not gin's syntax ({first_line(error)})") from None
 
     def _bind(self, statement, position):

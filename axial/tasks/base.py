@@ -145,9 +145,8 @@ class Evaluator(abc.ABC):
             about: dict of arrays that the export's signature 'classes' returns.
         """
         del spec, about
-        return lambda examples: (
-            (example, signatures["image"](image=tf.constant(self.given(example)))) for example in examples
-        )
+        predict = signatures["image"]
+        return lambda examples: ((example, predict(image=tf.constant(self.given(example)))) for example in examples)
 
     @abc.abstractmethod
     def draw(self, example: dict, decoded: typing.Any, spec: Spec) -> tuple[np.ndarray, ...]:

@@ -92,11 +92,7 @@ def check_continues(model_dir, settings, change=()):
     """
     stored = _read(model_dir)
     if stored is None:
-        say(
-            f"{model_dir}: has no {FILE}, so the run's hyperparameters are unknown; it goes on with what this "
-            "command says",
-            error=True,
-        )
+        say(f"{model_dir}: has no {FILE} with its hyperparameters; it goes on with what this command says", error=True)
         return
     differing = {
         name: "; ".join(f"{path} is {old!r} in the run and {new!r} here" for path, old, new in changes)

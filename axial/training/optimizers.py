@@ -149,10 +149,8 @@ class Adam(Rule):
 
     def move(self, variable, gradient, slots, now, decays):
         """Updates the variable and its two moments by TensorFlow's fused kernel."""
-        first, second = slots
-        return tf.raw_ops.ResourceApplyAdam(
-            var=variable.handle, m=first.handle, v=second.handle, grad=gradient, **{name: now[name] for name in ADAM}
-        )
+        var, first, second = (one.handle for one in (variable, *slots))
+        return tf.raw_ops.ResourceApplyAdam(var=var, m=first, v=second, grad=gradient, **{k: now[k] for k in ADAM})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -77,10 +77,8 @@ class Report:
         """Raises InputError if a picture is missing, as when a shard was evaluated without this report."""
         missing = self._chosen(photos).keys() - self._numbers_drawn()
         if missing:
-            raise InputError(
-                f"{self._path(min(missing), self.evaluator.pictures[0])}: no such picture; run each shard again with "
-                "this --report, or merge without it"
-            )
+            path = self._path(min(missing), self.evaluator.pictures[0])
+            raise InputError(f"{path}: no such picture; run each shard again with this --report, or merge without it")
 
     def write(self, scores, about=()):
         """Writes the page, and removes the pictures of photos that it does not show. Returns the page's path.
@@ -98,12 +96,8 @@ class Report:
         path = output_file(self.folder, f"{self.split}.html", "--split")
         header, rows, last = self.evaluator.classes(result)
         main = [[in_words(name), f"{percent(value)} %"] for name, value in self.evaluator.headline(result).items()]
-        sections = {
-            "Scores": table((), main),
-            "Worst photos": worst,
-            "Best photos": best,
-            "Classes": table(header, [*last, *rows]),
-        }
+        sections = {"Scores": table((), main), "Worst photos": worst, "Best photos": best}
+        sections["Classes"] = table(header, [*last, *rows])
         if mistakes := self.evaluator.mistakes(result):
             sections["Confusion of classes"] = table(*mistakes)
         about = *about, counted(len(scores.photos), self.evaluator.unit)
@@ -112,10 +106,8 @@ class Report:
 
     def _figure(self, photo):
         number, name, quality = photo
-        images = "".join(
-            f'<img src="{url(self._name(number, picture))}" alt="{html(picture)}" title="{html(picture)}">'
-            for picture in self.evaluator.pictures
-        )
+        pictures = [(url(self._name(number, picture)), html(picture)) for picture in self.evaluator.pictures]
+        images = "".join(f'<img src="{path}" alt="{title}" title="{title}">' for path, title in pictures)
         caption = f"{name}: {self.evaluator.quality} {percent(quality)} · {', '.join(self.evaluator.pictures)}"
         return figure('<div class="row">' + images + "</div>", caption)
 

@@ -79,9 +79,8 @@ def _shared(topology, partitions):
     cores = topology.num_tasks * topology.num_tpus_per_task
     if cores % partitions:
         raise InputError(f"TrainingConfig.partitions = {partitions}: does not divide the TPU's {cores} cores")
-    assignment = tf.tpu.experimental.DeviceAssignment.build(
-        topology, block_of(topology.mesh_shape, partitions), num_replicas=cores // partitions
-    )
+    block, replicas = block_of(topology.mesh_shape, partitions), cores // partitions
+    assignment = tf.tpu.experimental.DeviceAssignment.build(topology, block, num_replicas=replicas)
     return {"experimental_device_assignment": assignment, "experimental_spmd_xla_partitioning": True}
 
 

@@ -148,10 +148,8 @@ def train(task, model_dir, optimizer, config, options=None):
     if latest:
         check_continues(model_dir, settings, options.change)
     elif left := traces(model_dir):
-        raise InputError(
-            f"{model_dir}: has {left[0]} of an earlier training, but no checkpoint from which it could go on; copy the "
-            "run again, or choose another --model_dir"
-        )
+        what = f"has {left[0]} of an earlier training, but no checkpoint from which it could go on"
+        raise InputError(f"{model_dir}: {what}; copy the run again, or choose another --model_dir")
     if config.eval_interval:
         task.eval_dataset()  # refuses a missing split before the model is built
     for split in (task.data.train_split, task.data.eval_split)[: 2 if config.eval_interval else 1]:
@@ -273,9 +271,8 @@ def check_batch(config, replicas, row=1):
     replica_batch = config.batch // replicas // row
     if replica_batch % config.accumulate:
         unit = "batch" if row == 1 else f"rows of {row} tokens"
-        raise InputError(
-            f"TrainingConfig.accumulate = {config.accumulate}: does not divide {replica_batch}, a replica's {unit}"
-        )
+        where = f"TrainingConfig.accumulate = {config.accumulate}"
+        raise InputError(f"{where}: does not divide {replica_batch}, a replica's {unit}")
 
 
 def check_loop(task, model, config, strategy):
@@ -283,10 +280,8 @@ def check_loop(task, model, config, strategy):
     # `task.model` is a `ModelConfig`. The losses use its backend even if no layer of the model has a backend.
     users = (task.model, *model.submodules)
     if config.partitions > 1 and any(getattr(user, "backend", "") == "kernel" for user in users):
-        raise InputError(
-            f"TrainingConfig.partitions = {config.partitions}: TPU kernels cannot split an image over cores; bind "
-            "ModelConfig.backend = 'auto' too"
-        )
+        where = f"TrainingConfig.partitions = {config.partitions}"
+        raise InputError(f"{where}: TPU kernels cannot split an image; bind ModelConfig.backend = 'auto' too")
     if config.is_compiled() and strategy.num_replicas_in_sync > 1 and on_cpu():
         raise InputError(f"TrainingConfig.jit_compile = {config.jit_compile!r}: XLA cannot sum over replicas on CPUs")
 

@@ -198,9 +198,7 @@ def _scores(card):
     lines = []
     for result in results(card):
         chosen = ", on which this checkpoint was chosen as its run's best" if result.chosen else ""
-        rows = [
-            (name, "" if value is None or value != value else f"{value:.4f}") for name, value in result.scores.items()
-        ]
+        rows = [(name, "" if x is None or x != x else f"{x:.4f}") for name, x in result.scores.items()]
         split = f"{show.code(result.split)} of {show.markdown(_data_name(card))}{_photos(result.photos)}{chosen}"
         lines += ["", f"On the split {split}:", "", *show.markdown_table(("score", "value, from 0 to 1"), rows)]
     return lines[1:] or ["No scores are recorded."]

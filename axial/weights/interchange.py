@@ -125,16 +125,8 @@ def make_card(
         mean, deviation = PIXELS[pixels]
         preprocessing = {"photo": photo, "pixels": pixels, "mean": mean, "deviation": deviation}
         preprocessing |= {} if scale is None else {SCALE: scale}
-    card = {
-        "format": 1,
-        "model": config.name,
-        "num_classes": num_classes,
-        "arguments": config.arguments,
-        "norm": config.norm,
-        "source": source,
-        "preprocessing": preprocessing,
-        "spec": spec and spec.to_json(),
-    }
+    card = dict(format=1, model=config.name, num_classes=num_classes, arguments=config.arguments, norm=config.norm)
+    card |= dict(source=source, preprocessing=preprocessing, spec=spec and spec.to_json())
     return convert(f"{config.name}: ", msgspec.to_builtins(card), WeightsCard)
 
 

@@ -258,11 +258,9 @@ def check_frozen(model: Model, config: ModelConfig, path: str | None = None, tak
     kept = {id(w) for w in (*model.trainable_weights, *taken)}
     random = [w.name for w in model.weights if id(w) not in kept and (w.trainable or config.norm.frozen)]
     if random:
-        raise InputError(
-            f"TrainingConfig.init_checkpoint = {path!r}: {len(random)} frozen weights would stay random, such as "
-            f"{random[0].removesuffix(':0')!r}; expected a checkpoint that has them, such as a classifier's run "
-            "(INIT = 'CHECKPOINT'), or TrainingConfig.random_frozen = True"
-        )
+        what = f"{len(random)} frozen weights would stay random, such as {random[0].removesuffix(':0')!r}"
+        expected = "a checkpoint that has them (INIT = 'CHECKPOINT'), or TrainingConfig.random_frozen = True"
+        raise InputError(f"TrainingConfig.init_checkpoint = {path!r}: {what}; expected {expected}")
 
 
 def plain_path(path: str) -> str:

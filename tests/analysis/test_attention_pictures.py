@@ -7,32 +7,18 @@ from PIL import Image
 
 from axial.analysis import attention_pictures as pictures
 from axial.errors import InputError
-from axial.layers.attention.folded import FoldedAttention
 from axial.layers.attention.layer import AxialAttention, LocalAttention, logit_maps, split_heads
 from axial.layers.attention.windows import table_rows
 from axial.layers.masking import MASKED
 from axial.layers.spatial_attention.generalized_attention import GeneralizedAttention
 from axial.models.registry import build_model
-from tests.conftest import randomize, relative_error
+from tests.conftest import built, relative_error
+from tests.layers.test_axial_attention import folded_copy
 
 
 @pytest.fixture
 def x():
     return tf.random.stateless_normal([1, 6, 8, 8], [0, 1])
-
-
-def built(layer, x):
-    layer(x)
-    randomize(layer)
-    return layer
-
-
-def folded(layer, x):
-    """The `FoldedAttention` of a built layer."""
-    twin = FoldedAttention(layer.spec)
-    twin(x)
-    twin.set_weights([w.numpy() for w in layer.folded_weights()])
-    return twin
 
 
 def photo():
@@ -74,7 +60,7 @@ def test_weights_of_a_query_are_those_of_the_equation(x, name):
     layer_class, options = LAYERS[name]
     layer = built(layer_class(8, 8, heads=2, **options), x)
     expected, (row, column) = equation_weights(layer, x), (4, 3)
-    layer = folded(layer, x)
+    layer = folded_copy(layer, x)
     actual = pictures.query_weights(layer, x, (row, column)).numpy()
     index = {"height": row, "width": column, "square": row * 8 + column}[layer.spec.axis]
     every = expected[:, :, index].transpose(1, 0, 2)  # [heads, lines, M]
@@ -104,7 +90,7 @@ def test_layers_of_a_model_and_what_they_take():
 def test_lines_of_axial_attention(x, tmp_path):
     rows = []
     for axis in ("height", "width"):
-        layer = folded(built(AxialAttention(8, 8, axis=axis, heads=4), x), x)
+        layer = folded_copy(built(AxialAttention(8, 8, axis=axis, heads=4), x), x)
         rows.append((axis, dict(zip("abcd", pictures.query_weights(layer, x, (2, 3)).numpy())), (2, 3)))
     pictures.draw_panels(str(tmp_path / "lines.png"), photo(), (60, 80), rows)
     width, height = size_of(tmp_path / "lines.png")

@@ -14,15 +14,14 @@ from axial.analysis import view
 from axial.analysis.attention_pictures import query_weights
 from axial.data.preprocess import ScaledCanvas
 from axial.errors import InputError
-from axial.layers.attention.folded import FoldedAttention
 from axial.layers.attention.layer import TERMS, AxialAttention, LocalAttention
 from axial.layers.spatial_attention.deformable_conv import deformable_conv
 from axial.layers.spatial_attention.generalized_attention import GeneralizedAttention
 from axial.metrics.panoptic_quality import Segments
 from axial.models.registry import build_model
 from tests import oracles, study_oracles
-from tests.conftest import make_task, randomize
-from tests.layers.test_axial_attention import oracle_weights
+from tests.conftest import built, make_task
+from tests.layers.test_axial_attention import folded_copy, oracle_weights
 from tests.tasks import contract
 
 HOSTILE = '<img src=x onerror="document.title = 1">&amp;</script>.png'
@@ -82,16 +81,6 @@ def read_layer(layer, x):
     return about, values
 
 
-def folded(layer, x):
-    """The `FoldedAttention` of a layer with random weights."""
-    layer(x)
-    randomize(layer)
-    twin = FoldedAttention(layer.spec)
-    twin(x)
-    twin.set_weights([w.numpy() for w in layer.folded_weights()])
-    return twin
-
-
 LAYERS = {
     "height": (AxialAttention, dict(axis="height")),
     "width": (AxialAttention, dict(axis="width", max_distance=3)),
@@ -118,11 +107,9 @@ def test_the_factors_give_the_weights_of_every_query(name):
     layer_class, options = LAYERS[name]
     x = 2 * tf.random.stateless_normal([1, 6, 8, 16], [0, 1])
     if layer_class is GeneralizedAttention:
-        layer = layer_class(heads=2, **options)
-        layer(x)
-        randomize(layer)
+        layer = built(layer_class(heads=2, **options), x)
     else:
-        layer = folded(layer_class(16, 16, heads=2, **options), x)
+        layer = folded_copy(built(layer_class(16, 16, heads=2, **options), x), x)
     about, values = read_layer(layer, x)
     for query in np.random.default_rng(0).integers([6, 8], size=[QUERIES, 2]).tolist():
         actual, expected = page_weights(about, values, query, terms_of(values)), query_weights(layer, x, tuple(query))
@@ -135,8 +122,8 @@ def test_the_factors_give_the_weights_of_every_query(name):
 def test_a_term_alone_is_that_of_the_equation(term):
     """The weights of one term, times the folded values, are the output of the oracle that has only this term."""
     x = tf.random.stateless_normal([1, 7, 1, 8], [0, 1])
-    layer = AxialAttention(8, 8, axis="height", heads=2, value_position=False)
-    twin = folded(layer, x)
+    layer = built(AxialAttention(8, 8, axis="height", heads=2, value_position=False), x)
+    twin = folded_copy(layer, x)
     about, values = read_layer(twin, x)
     w = oracle_weights(layer)
     w |= {name: value[term : term + 1] for name, value in w.items() if name.startswith("logit_")}
@@ -151,9 +138,7 @@ def test_a_term_alone_is_that_of_the_equation(term):
 @pytest.mark.parametrize("term", range(4))
 def test_a_term_of_the_study_alone_is_that_of_the_equation(term):
     x = tf.random.stateless_normal([1, 4, 3, 8], [0, 1])
-    layer = GeneralizedAttention("1111", 2)
-    layer(x)
-    randomize(layer)
+    layer = built(GeneralizedAttention("1111", 2), x)
     about, values = read_layer(layer, x)
     w = {weight.name.rpartition("/")[2].removesuffix(":0"): weight.numpy() for weight in layer.weights}
     bits = f"{8 >> term:04b}"
@@ -282,24 +267,22 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_bad_flags(command, tmp_path, name):
+def test_bad_flags(refuse, tmp_path, name):
     given, message = REFUSED[name]
-    result = command("analyze", "view", "--model=nuclei", f"--html={tmp_path}/view.html", *given)
-    assert result.code == 2 and message in result.line, result.err
+    refuse(message, "analyze", "view", "--model=nuclei", f"--html={tmp_path}/view.html", *given)
 
 
-def test_a_page_of_a_run_and_its_refusals(command, trained, exported, tmp_path, sample_dir):
+def test_a_page_of_a_run_and_its_refusals(succeed, refuse, trained, exported, tmp_path, sample_dir):
     html = f"--html={tmp_path}/view.html"
     data = f"--data_dir={sample_dir}", "--split=val2017", "000000000285.jpg"
-    result = command("analyze", "view", f"--model={trained}", html, *data)
-    assert result.code == 0 and result.out == f"{tmp_path}/view.html\n", result.err
+    result = succeed("analyze", "view", f"--model={trained}", html, *data)
+    assert result.out == f"{tmp_path}/view.html\n"
     assert "000000000285.jpg" in (tmp_path / "view.html").read_text()
     for given, message in {
         (f"--model={exported}", html): f"--model={exported}: an export, whose attention cannot be read; give the run",
         (f"--model={trained}", f"--html={tmp_path}"): f"--html={tmp_path}: a folder; expected a file",
     }.items():
-        result = command("analyze", "view", *given, *data)
-        assert result.code == 2 and message in result.line, result.err
+        refuse(message, "analyze", "view", *given, *data)
 
 
 # === In a browser ===

@@ -19,12 +19,11 @@ ROWS = read_zoo(str(CSV))
 PUBLIC = [row for row in ROWS if row.source != SHIPPED]
 
 
-def test_every_shipped_model_has_a_row(command):
+def test_every_shipped_model_has_a_row(succeed):
     """The row has the hash of the model's file, and a command that predicts with the model by name."""
     rows = {row.file: row for row in ROWS if row.source == SHIPPED}
     assert set(rows) == {f"axial/shipped/{name}/weights.safetensors" for name in shipped_names()}
-    shown = command("analyze", "zoo")
-    assert shown.code == 0, shown.err
+    shown = succeed("analyze", "zoo")
     for file, row in rows.items():
         assert file_digest(str(ROOT / file))[1] == row.sha256
         predict, score = commands(row)
@@ -86,7 +85,7 @@ def test_every_evaluating_command_builds_its_model(row, sample_dir, colours_dir)
     assert "x".join(map(str, task.canvas)) == row.photo
 
 
-def test_the_other_commands_parse(command, tmp_path):
+def test_the_other_commands_parse(refuse, tmp_path):
     """The commands parse their flags and verbs, and then fail with the name of the missing input."""
     kinds = {(row.source, "--model" in commands(row)[0]): row for row in PUBLIC}  # rows of a kind differ in file names
     assert len(kinds) == 4
@@ -97,8 +96,7 @@ def test_the_other_commands_parse(command, tmp_path):
         for name, path in {"WEIGHTS": tmp_path / "WEIGHTS", "RUN": tmp_path / "RUN", "DATA": tmp_path}.items():
             text = text.replace(f"={name}", f"={path}")
         program, *arguments = shlex.split(text)
-        result = command(program.removeprefix("axial-"), *arguments)
-        assert result.code == 2 and words in result.line, result.err
+        refuse(words, program.removeprefix("axial-"), *arguments)
 
 
 @pytest.mark.parametrize("old,new,words", [("_s,csr", "_,csr", "did you mean"), (",csrhddlam", ",c", "source 'c'")])

@@ -10,11 +10,10 @@ TINY = (
 
 
 @pytest.fixture(scope="session")
-def trained(command, tmp_path_factory):
+def trained(succeed, tmp_path_factory):
     """The folder of a run of one step, with an evaluation and a best checkpoint."""
     path = tmp_path_factory.mktemp("run") / "model"
-    result = command("train", *TINY, f"--model_dir={path}", "--gin_binding=TrainingConfig.eval_interval = 1")
-    assert result.code == 0, result.err
+    result = succeed("train", *TINY, f"--model_dir={path}", "--gin_binding=TrainingConfig.eval_interval = 1")
     assert result.out.splitlines()[-3:-1] == [
         f"trained: {path}/ckpt-1; the best one of its evaluations: {path}/best/ckpt-1",
         f"To score it: axial-evaluate --model_dir={path}",
@@ -25,11 +24,10 @@ def trained(command, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def exported(command, trained):
+def exported(succeed, trained):
     """The folder of the SavedModel of `trained`."""
     path = trained.parent / "export"
-    result = command("export", f"--model_dir={trained}", f"--output_dir={path}")
-    assert result.code == 0, result.err
+    result = succeed("export", f"--model_dir={trained}", f"--output_dir={path}")
     assert result.out.splitlines()[-1] == f"exported {path}"
     assert f"writing saved_model for {path}" in result.err and "comparing it with the checkpoint" in result.err
     return path

@@ -93,9 +93,8 @@ def test_ctrl_c_while_a_command_waits(command):
 def test_the_package_lists_its_commands():
     call = [sys.executable, "-m", "axial"]
     lines = subprocess.run(call, check=True, capture_output=True, text=True, timeout=60, cwd=ROOT).stdout.splitlines()
-    assert [line.split()[0] for line in lines if line.startswith("  axial-")] == sorted(
-        f"axial-{name.replace('_', '-')}" for name in COMMANDS
-    )
+    names = [line.split()[0] for line in lines if line.startswith("  axial-")]
+    assert names == sorted(f"axial-{name.replace('_', '-')}" for name in COMMANDS)
     assert "  axial-train         Trains a model." in lines and max(map(len, lines)) <= 80
 
 
@@ -127,17 +126,16 @@ LISTED = {
 
 
 @pytest.mark.parametrize("call", LISTED)
-def test_a_name_in_a_folder_that_is_not_utf_8_is_named(command, tmp_path, call):
+def test_a_name_in_a_folder_that_is_not_utf_8_is_named(refuse, tmp_path, call):
     folder = tmp_path / LISTED[call]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / os.fsdecode(b"panoptic_caf\xe9.json")).touch()
-    result = command(*call.format(tmp_path).split())
-    assert result.code == 2 and r"panoptic_caf\xe9.json: " in result.line and "not UTF-8" in result.line, result.err
+    assert "not UTF-8" in refuse(r"panoptic_caf\xe9.json: ", *call.format(tmp_path).split()).line
 
 
-def test_a_path_of_an_unknown_file_system_is_one_line(command, tmp_path):
-    result = command("train", "--model_dir=s3://a/b")
-    assert result.code == 2 and "File system scheme 's3' not implemented" in result.line and not os.listdir(tmp_path)
+def test_a_path_of_an_unknown_file_system_is_one_line(refuse, tmp_path):
+    refuse("File system scheme 's3' not implemented", "train", "--model_dir=s3://a/b")
+    assert not os.listdir(tmp_path)
 
 
 # === Text from outside, from a spec to every output ===
@@ -167,7 +165,7 @@ class Page(html.parser.HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def hostile(command, tmp_path_factory):
+def hostile(succeed, tmp_path_factory):
     """A folder with data whose classes and photos have hostile names, and with wrong panoptic results for this data.
 
     mine/val has a photo for each of `STEMS`, and masks with 20 rows and four columns per class. data/ has the TFRecords
@@ -192,8 +190,7 @@ def hostile(command, tmp_path_factory):
         annotations.append({"image_id": number, "file_name": f"{number}.png", "segments_info": segments})
     (root / "results.json").write_text(json.dumps({"annotations": annotations}))
     folders = f"--input_dir={root}/mine", f"--output_dir={root}/data"
-    result = command("convert", "folder", *folders, "--split=val", f"--spec={root}/spec.yaml")
-    assert result.code == 0, result.err
+    succeed("convert", "folder", *folders, "--split=val", f"--spec={root}/spec.yaml")
     return root
 
 
@@ -216,20 +213,18 @@ def in_html(name):
     return "".join(text if text in "\n\r\t" else plain(text) for text in re.split("([\n\r\t])", name))
 
 
-def test_a_check_shows_names_as_they_are(command, hostile, tmp_path):
+def test_a_check_shows_names_as_they_are(succeed, hostile, tmp_path):
     page = tmp_path / "check.html"
-    result = command("convert", "check", f"--data_dir={hostile}/data", "--split=val", f"--html={page}")
-    assert result.code == 0, result.err
+    result = succeed("convert", "check", f"--data_dir={hostile}/data", "--split=val", f"--html={page}")
     check_streams(result, SHOWN)
     check_page(page, [*SHOWN, *(f"{stem}.png" for stem in STEMS), "<b>[mine]</b> $x_$"])
 
 
-def test_an_evaluation_shows_names_as_they_are(command, hostile, tmp_path):
+def test_an_evaluation_shows_names_as_they_are(succeed, hostile, tmp_path):
     results = f"--results_json={hostile}/results.json", f"--results_dir={hostile}/results"
     given = *results, f"--data_dir={hostile}/data", "--split=val"
     outputs = f"--csv={tmp_path}/a.csv", f"--report={tmp_path}/report", f"--picture={tmp_path}/a.png"
-    result = command("evaluate", "results", *given, *outputs, f"--json={tmp_path}/a.json")
-    assert result.code == 0, result.err
+    result = succeed("evaluate", "results", *given, *outputs, f"--json={tmp_path}/a.json")
     check_streams(result, SHOWN)
     check_page(tmp_path / "report" / "val.html", [*SHOWN, *(f"{stem}.png" for stem in STEMS)])
     assert np.asarray(Image.open(tmp_path / "a.png")).std() > 5

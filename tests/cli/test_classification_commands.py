@@ -24,28 +24,21 @@ TRAIN = (
 
 
 @pytest.fixture(scope="module")
-def root(command, colours_dir, tmp_path_factory):
+def root(succeed, colours_dir, tmp_path_factory):
     """A folder with `run`, a classifier trained on colours for 12 steps, and its SavedModel `export`."""
     root = tmp_path_factory.mktemp("classifier")
-    result = command("train", *TRAIN, f"--data_dir={colours_dir}", f"--model_dir={root}/run")
-    assert result.code == 0, result.err
-    result = command("export", f"--model_dir={root}/run", f"--output_dir={root}/export")
-    assert result.code == 0, result.err
+    succeed("train", *TRAIN, f"--data_dir={colours_dir}", f"--model_dir={root}/run")
+    succeed("export", f"--model_dir={root}/run", f"--output_dir={root}/export")
     return root
 
 
-def evaluate(command, *arguments, verb=()):
-    result = command("evaluate", *verb, *map(str, arguments))
-    assert result.code == 0, result.err
-    return result.out
-
-
-def test_scores_are_stored_and_shown(command, root):
+def test_scores_are_stored_and_shown(succeed, root):
     outputs = f"--csv={root}/scores.csv", f"--report={root}/report", f"--picture={root}/picture.png"
     results = f"--results_dir={root}/whole"
-    text = evaluate(command, f"--model_dir={root}/run", results, "--shard=0/1", f"--json={root}/run.json", *outputs)
+    whole = f"--model_dir={root}/run", results, "--shard=0/1", f"--json={root}/run.json"
+    text = succeed("evaluate", *whole, *outputs).out
     assert "top1=" in text.splitlines()[-1] and "photos=6" in text.splitlines()[-1]
-    evaluate(command, results, "--split=val", f"--json={root}/merged.json", verb=["merge"])
+    succeed("evaluate", "merge", results, "--split=val", f"--json={root}/merged.json")
     ours, merged = (json.loads((root / f"{name}.json").read_text())["val"] for name in ("run", "merged"))
     assert ours == merged and ours["top1"] > 0.5 and set(ours["per_class"]) == set(COLOURS)
     (row,) = csv.DictReader((root / "scores.csv").open())
@@ -55,25 +48,24 @@ def test_scores_are_stored_and_shown(command, root):
     assert Image.open(root / "picture.png").size[0] > 100
 
 
-def test_sizes_are_rows_of_one_table(command, root):
+def test_sizes_are_rows_of_one_table(succeed, root):
     sizes = "--image_size=33,48x40", f"--json={root}/sizes.json"
-    text = evaluate(command, f"--model_dir={root}/run", *sizes)
+    text = succeed("evaluate", f"--model_dir={root}/run", *sizes).out
     scores = json.loads((root / "sizes.json").read_text())
     assert list(scores) == ["val at 33x33", "val at 48x40"]
     assert set(scores["val at 33x33"]["per_class"]) == set(COLOURS)
     assert text.count("48x40") == 1 and "image_size" in text
 
 
-def test_watch(command, root):
-    evaluate(command, f"--model_dir={root}/run", f"--csv={root}/watched.csv", verb=["watch"])
+def test_watch(succeed, root):
+    succeed("evaluate", "watch", f"--model_dir={root}/run", f"--csv={root}/watched.csv")
     (row,) = csv.DictReader((root / "watched.csv").open())
     assert row["model"].endswith("ckpt-12")
 
 
-def test_predict_names_the_best_classes(command, root, tmp_path):
+def test_predict_names_the_best_classes(succeed, root, tmp_path):
     Image.fromarray(np.full([50, 40, 3], COLOURS["red"], np.uint8)).save(tmp_path / "red.png")
-    result = command("predict", f"--model={root}/export", f"--output_dir={tmp_path}", str(tmp_path / "red.png"))
-    assert result.code == 0, result.err
+    result = succeed("predict", f"--model={root}/export", f"--output_dir={tmp_path}", str(tmp_path / "red.png"))
     prediction = json.loads((tmp_path / "red.json").read_text())
     assert (prediction["height"], prediction["width"]) == (50, 40) and not (tmp_path / "red.overlay.png").exists()
     assert prediction["best"][0]["class"] == "red" and len(prediction["best"]) == 3
@@ -92,7 +84,6 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_unsupported_options_are_one_line(command, root, message):
+def test_unsupported_options_are_one_line(refuse, root, message):
     verb, *flags = (text.format(root) for text in REFUSED[message])
-    result = command("evaluate", verb, f"--model_dir={root}/run", *flags)
-    assert result.code == 2 and message in result.line
+    refuse(message, "evaluate", verb, f"--model_dir={root}/run", *flags)

@@ -21,21 +21,20 @@ from tests.data.record_fixture import change_record, spoil
 PHOTO = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")
 
 
-def test_a_run_of_another_model_or_version_is_not_changed(command, trained, tmp_path):
+def test_a_run_of_another_model_or_version_is_not_changed(refuse, trained, tmp_path):
     """axial-train refuses another model, and axial-evaluate refuses an unknown setting, before they write a file."""
     run = tmp_path / "run"
     shutil.copytree(trained, run)
     before = {path.name: path.read_bytes() for path in run.glob("*.gin")}
-    result = command("train", *TINY, f"--model_dir={run}", "--gin_binding=MODEL = 'panoptic_deeplab_resnet_nano'")
-    assert result.code == 2 and "of another model" in result.line, result.err
+    given = "train", *TINY, f"--model_dir={run}", "--gin_binding=MODEL = 'panoptic_deeplab_resnet_nano'"
+    refuse("of another model", *given)
     assert {path.name: path.read_bytes() for path in run.glob("*.gin")} == before
     (run / "config.gin").write_text("PanopticTask.memory = 'kernel'\n")
-    result = command("evaluate", f"--model_dir={run}")
-    assert result.code == 2 and "PanopticTask has no argument 'memory'" in result.line, result.err
+    refuse("PanopticTask has no argument 'memory'", "evaluate", f"--model_dir={run}")
     assert (run / "config.gin").read_text() == "PanopticTask.memory = 'kernel'\n"
 
 
-def test_the_gin_files_of_a_stranger_run_nothing(command, trained, tmp_path):
+def test_the_gin_files_of_a_stranger_run_nothing(refuse, trained, tmp_path):
     """An include inside a string is text. If it were expanded, the string would end, and gin would call a function."""
     run, ran = tmp_path / "run", tmp_path / "RAN"
     shutil.copytree(trained, run)
@@ -49,63 +48,52 @@ def test_the_gin_files_of_a_stranger_run_nothing(command, trained, tmp_path):
     inside = f'\nPanopticTask.data_dir = """\ninclude "{tmp_path}/notes.gin"\n"""\n'
     (run / "config.gin").write_text((run / "config.gin").read_text() + inside)
     (tmp_path / "shared.gin").write_text("include 'sample/overfit.gin'\ninclude 'tiny/panoptic.gin'" + inside)
-    result = command("evaluate", f"--model_dir={run}", "--split=val2017")
-    assert result.code == 2 and "no such folder" in result.line, result.err
-    result = command("train", f"--gin_file={tmp_path}/shared.gin", f"--model_dir={tmp_path}/new")
-    assert result.code == 2 and "no such folder" in result.line, result.err
+    refuse("no such folder", "evaluate", f"--model_dir={run}", "--split=val2017")
+    refuse("no such folder", "train", f"--gin_file={tmp_path}/shared.gin", f"--model_dir={tmp_path}/new")
     assert not ran.exists()
 
 
-def test_a_resumed_run_goes_on_with_what_it_began_with(command, trained, tmp_path):
+def test_a_resumed_run_goes_on_with_what_it_began_with(refuse, succeed, trained, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(trained, run)
     before = {path.name: path.read_bytes() for path in run.glob("*.*")}
     call = ("train", *TINY, f"--model_dir={run}", "--gin_binding=TrainingConfig.eval_interval = 1")
     others = "--gin_binding=BATCH = 4", "--gin_binding=LEARNING_RATE = 0.02"
-    result = command(*call, *others)
-    assert result.code == 2 and "batch is 2 in the run and 4 here" in result.line, result.err
+    result = refuse("batch is 2 in the run and 4 here", *call, *others)
     assert "learning_rate.peak is 0.01 in the run and 0.02 here" in result.line
     assert {path.name: path.read_bytes() for path in run.glob("*.*")} == before
-    result = command(*call, *others, "--change=batch,learning_rate")
-    assert result.code == 0 and "goes on with another batch: batch is 2 in the run" in result.err, result.err
+    result = succeed(*call, *others, "--change=batch,learning_rate")
+    assert "goes on with another batch: batch is 2 in the run" in result.err
     changes = json.loads((run / "training.json").read_text())["changes"]
     assert [(change["step"], change["setting"]) for change in changes] == [(1, "batch"), (1, "learning_rate.peak")]
 
 
 @pytest.mark.slow
-def test_weights_are_scored_by_a_recipe_without_a_run(command, trained, sample_dir, tmp_path):
+def test_weights_are_scored_by_a_recipe_without_a_run(succeed, refuse, trained, sample_dir, tmp_path):
     """A run, its safetensors file and its checkpoint have the same scores. Weights with other classes are refused."""
     weights = tmp_path / "weights"
-    result = command("export", f"--model_dir={trained}", f"--output_dir={weights}", "--format=safetensors")
-    assert result.code == 0, result.err
+    succeed("export", f"--model_dir={trained}", f"--output_dir={weights}", "--format=safetensors")
     (checkpoint,) = (path.with_suffix("") for path in (trained / "best").glob("*.index"))
-    recipe = [*TINY, f"--data_dir={sample_dir}", "--split=val2017"]
-    results = [command("evaluate", f"--model_dir={trained}", *recipe[2:])]
-    results += [command("evaluate", *recipe, f"--model={path}") for path in (weights, checkpoint)]
-    for result in results:
-        assert result.code == 0, result.err
-        assert result.out.splitlines()[-1].startswith("PQ=") and result.out == results[0].out
-    result = command("evaluate", f"--model={weights}", *recipe[2:])  # with the recipe in the folder of the weights
-    assert result.code == 0 and result.out == results[0].out, result.err
-    nuclei = command("evaluate", "--gin_file=nuclei/demo.gin", f"--model={weights}")
-    assert nuclei.code == 2 and f"{weights}: has 133 classes, " in nuclei.line and nuclei.line.endswith(" has 2")
+    data = f"--data_dir={sample_dir}", "--split=val2017"
+    scores = succeed("evaluate", f"--model_dir={trained}", *data).out
+    assert scores.splitlines()[-1].startswith("PQ=")
+    assert succeed("evaluate", *TINY, *data, f"--model={weights}").out == scores
+    assert succeed("evaluate", *TINY, *data, f"--model={checkpoint}").out == scores
+    assert succeed("evaluate", f"--model={weights}", *data).out == scores  # with the recipe in the weights' folder
+    nuclei = refuse(f"{weights}: has 133 classes, ", "evaluate", "--gin_file=nuclei/demo.gin", f"--model={weights}")
+    assert nuclei.line.endswith(" has 2")
 
 
-def test_evaluate_takes_all_that_load_takes(command, trained, exported):
+def test_evaluate_takes_all_that_load_takes(succeed, refuse, trained, exported):
     """--model takes a run, its checkpoint and an export. An export refuses flags that change its network or scales."""
     (checkpoint,) = (path.with_suffix("") for path in (trained / "best").glob("*.index"))
-    scores = []
-    for model in (trained, checkpoint, exported):
-        result = command("evaluate", f"--model={model}", "--split=val2017")
-        assert result.code == 0, result.err
-        scores.append(result.out)
+    models = trained, checkpoint, exported
+    scores = [succeed("evaluate", f"--model={model}", "--split=val2017").out for model in models]
     assert scores[0] == scores[1] and all(text.splitlines()[-1].startswith("PQ=") for text in scores)
     for flag in ("--scales=1,2", "--multi_scale", "--gin_file=nuclei/demo.gin"):
-        result = command("evaluate", f"--model={exported}", flag)
-        name = flag.split("=")[0]
-        assert result.code == 2 and f"{name}: {exported} is an export, which is fixed" in result.line, result.err
-    result = command("predict", f"--saved_model={exported}", "--flip", PHOTO)
-    assert result.code == 2 and f"{exported} is an export, which has one scale" in result.line
+        words = f"{flag.split('=')[0]}: {exported} is an export, which is fixed"
+        refuse(words, "evaluate", f"--model={exported}", flag)
+    refuse(f"{exported} is an export, which has one scale", "predict", f"--saved_model={exported}", "--flip", PHOTO)
 
 
 def coco_files(folder):
@@ -114,7 +102,7 @@ def coco_files(folder):
 
 
 @pytest.fixture(scope="module")
-def scored(command, trained, sample_dir, tmp_path_factory):
+def scored(succeed, trained, sample_dir, tmp_path_factory):
     """Evaluates a run twice, its stored results by `merge` and as files in COCO's format, and the ground truth.
 
     Returns (folder, matches, lines). The folder contains all written files. The matches at each threshold and the
@@ -134,8 +122,7 @@ def scored(command, trained, sample_dir, tmp_path_factory):
     matching, lines = {}, {}
     for name, source in sources.items():
         path = folder / f"{name}.json"
-        result = command("evaluate", *source, "--split=val2017", f"--json={path}")
-        assert result.code == 0, result.err
+        result = succeed("evaluate", *source, "--split=val2017", f"--json={path}")
         lines[name] = [line for line in result.out.splitlines() if line.startswith(("things matched by IoU", "PQ="))]
         matching[name] = json.loads(path.read_text())["val2017"]["matching"]
     return folder, matching, lines
@@ -176,56 +163,52 @@ def test_each_png_of_the_results_has_the_segment_ids_of_the_json(scored):
         assert painted == {s["id"] for s in annotation["segments_info"]}
 
 
-def test_stored_results_refuse_other_thresholds(command, trained, scored):
-    result = command("evaluate", f"--model_dir={trained}", f"--results_dir={scored[0]}/results", "--split=val2017")
-    assert result.code == 2 and "its thresholds is [0.05, 0.5] and not None" in result.line, result.err
+def test_stored_results_refuse_other_thresholds(refuse, trained, scored):
+    given = "evaluate", f"--model_dir={trained}", f"--results_dir={scored[0]}/results", "--split=val2017"
+    refuse("its thresholds is [0.05, 0.5] and not None", *given)
 
 
-def test_stored_predictions_fit_a_moved_run_but_not_another_configuration(command, trained, tmp_path):
+def test_stored_predictions_fit_a_moved_run_but_not_another_configuration(succeed, refuse, trained, tmp_path):
     stored = "--split=val2017", f"--results_dir={tmp_path}/results"
-    result = command("evaluate", f"--model_dir={trained}", *stored)
-    assert result.code == 0, result.err
+    succeed("evaluate", f"--model_dir={trained}", *stored)
     moved = shutil.copytree(trained, tmp_path / "moved")
     for binding, words in (
         ("ModelConfig.arguments = {'repeats': (1, 0, 0, 0), 'span': 9}", "network.arguments.span is 65 and not 9"),
         ("PostprocessConfig.top_k = 3", "grouping.top_k is None and not 3"),
     ):
-        result = command("evaluate", f"--model_dir={moved}", f"--gin_binding={binding}", *stored)
-        assert result.code == 2 and words in result.line, result.err
+        refuse(words, "evaluate", f"--model_dir={moved}", f"--gin_binding={binding}", *stored)
 
 
 @pytest.mark.slow  # traces five networks
-def test_studies_of_a_run(command, trained, tmp_path):
+def test_studies_of_a_run(succeed, trained, tmp_path):
     run, path, table = f"--model_dir={trained}", tmp_path / "out.json", tmp_path / "scores.csv"
-    result = command("evaluate", run, "--scales=0.5,1", "--flip", f"--json={path}")
-    assert result.code == 0 and result.out.splitlines()[-1].startswith("PQ="), result.err
+    result = succeed("evaluate", run, "--scales=0.5,1", "--flip", f"--json={path}")
+    assert result.out.splitlines()[-1].startswith("PQ=")
     picture = tmp_path / "stress.png"
-    result = command("evaluate", "stress", run, run, "--ratios=0.5,1", f"--json={path}", f"--picture={picture}")
-    assert result.code == 0, result.err
+    succeed("evaluate", "stress", run, run, "--ratios=0.5,1", f"--json={path}", f"--picture={picture}")
     (rows,) = json.loads(path.read_text())["runs"].values()
     assert [row["canvas"] for row in rows] == [[33, 33], [65, 65]] and Image.open(picture).size > (500, 300)
     knobs = ["--knob=stuff_area=1,99999", "--knob=top_k=1,5"]
-    result = command("evaluate", "sweep", run, "--split=val2017", *knobs, "--thresholds=0.5", f"--json={path}")
-    assert result.code == 0 and "accuracy@0.5" in result.out, result.err
+    result = succeed("evaluate", "sweep", run, "--split=val2017", *knobs, "--thresholds=0.5", f"--json={path}")
+    assert "accuracy@0.5" in result.out
     (rows,) = json.loads(path.read_text()).values()
     assert all(0 <= row["accuracy@0.5"] <= 1 for row in rows)
     assert [(row["stuff_area"], row["top_k"]) for row in rows] == [(1, 1), (1, 5), (99999, 1), (99999, 5)]
-    result = command("evaluate", "watch", run, "--timeout=1", f"--csv={table}")
-    assert result.code == 0 and "scores each checkpoint, and waits up to 1 seconds" in result.err, result.err
+    result = succeed("evaluate", "watch", run, "--timeout=1", f"--csv={table}")
+    assert "scores each checkpoint, and waits up to 1 seconds" in result.err
     (row,) = csv.DictReader(table.read_text().splitlines())
     assert row["model"].endswith("ckpt-" + row["model"].rpartition("-")[2])
     assert list(trained.glob("eval_*/events*"))
 
 
-def test_a_bad_record_is_named(command, exported, sample_dir, tmp_path):
+def test_a_bad_record_is_named(refuse, exported, sample_dir, tmp_path):
     shutil.copytree(sample_dir, tmp_path / "data")
     (shard,) = (tmp_path / "data").glob("val2017-*.tfrecord")
     change_record(shard, 2, "panoptic/encoded", spoil)
     data = f"--data_dir={tmp_path}/data", "--split=val2017"
-    result = command("evaluate", f"--saved_model={exported}", *data)
-    assert result.code == 2 and f"{shard}: record 2 (" in result.line and "is damaged (Invalid PNG" in result.line
-    result = command("convert", "check", *data)
-    assert result.code == 2 and "1 error, which the tables above name" in result.line and "unreadable" in result.out
+    result = refuse(f"{shard}: record 2 (", "evaluate", f"--saved_model={exported}", *data)
+    assert "is damaged (Invalid PNG" in result.line
+    assert "unreadable" in refuse("1 error, which the tables above name", "convert", "check", *data).out
 
 
 @pytest.fixture
@@ -244,7 +227,7 @@ def own_photos(tmp_path):
     return tmp_path / "mine"
 
 
-def test_label_images_alone_and_outlines_convert(command, own_photos, tmp_path):
+def test_label_images_alone_and_outlines_convert(succeed, own_photos, tmp_path):
     """The label images of one class need no spec, and LabelMe's outlines of the same cars give as many objects."""
     shutil.rmtree(own_photos / "train" / "semantic")
     shape = {"label": "car", "points": [[20, 10], [40, 30]], "shape_type": "rectangle"}
@@ -255,9 +238,9 @@ def test_label_images_alone_and_outlines_convert(command, own_photos, tmp_path):
         (tmp_path / "lines" / "train" / f"{i}.json").write_text(json.dumps(content))
     for verb, folder, flag in (("folder", "mine", "--class=car"), ("instances", "lines", "--rest=background")):
         folders = f"--input_dir={tmp_path}/{folder}", f"--output_dir={tmp_path}/{verb}", "--split=train"
-        assert command("convert", verb, *folders, flag).code == 0
-        result = command("convert", "check", f"--data_dir={tmp_path}/{verb}", "--split=train")
-        assert re.search(r"car +│ yes +│ 3 +│ 3 +│ 16.67", result.out), result.out
+        succeed("convert", verb, *folders, flag)
+        result = succeed("convert", "check", f"--data_dir={tmp_path}/{verb}", "--split=train")
+        assert re.search(r"car +│ yes +│ 3 +│ 3 +│ 16.67", result.out)
 
 
 @pytest.mark.parametrize(
@@ -281,18 +264,16 @@ def test_the_classes_of_own_data_must_be_given(command, own_photos, words, messa
     assert (result.code, result.err) == (2, f"axial-convert: {message}\n")
 
 
-def test_own_data_converts_and_is_checked(command, own_photos, tmp_path):
+def test_own_data_converts_and_is_checked(succeed, refuse, own_photos, tmp_path):
     """Photos of a road and a car become a split, a page, and advice on how to train."""
     spec = tmp_path / "mine.yaml"
     spec.write_text("name: mine\nclasses: [{id: 1, name: road}, {id: 2, name: car, thing: true}]\n")
     data = f"{tmp_path}/data"
     folders = (f"--input_dir={own_photos}", f"--output_dir={data}")
-    result = command("convert", "folder", *folders, f"--spec={spec}", "--split=train")
-    assert result.code == 0, result.err
+    result = succeed("convert", "folder", *folders, f"--spec={spec}", "--split=train")
     assert "train: 3 photos in 1 shard, 3 converted now" in result.out
     page = tmp_path / "check.html"
-    result = command("convert", "check", f"--data_dir={data}", "--split=train", f"--html={page}")
-    assert result.code == 0, result.err
+    result = succeed("convert", "check", f"--data_dir={data}", "--split=train", f"--html={page}")
     lines = result.out.splitlines()
     last = lines.index(f"{data}: no errors in 3 photos")
     said = " ".join(lines[last + 1 :]).replace("\\", " ")
@@ -302,13 +283,11 @@ def test_own_data_converts_and_is_checked(command, own_photos, tmp_path):
     assert "multiply-adds, as counted" in said
     assert page.read_text().count("<img ") == 3
     (tmp_path / "data" / "train-00000-of-00001.tfrecord").unlink()
-    result = command("convert", "check", f"--data_dir={data}", "--split=train")
-    assert result.code == 2 and "it is lost or changed" in result.line
+    refuse("it is lost or changed", "convert", "check", f"--data_dir={data}", "--split=train")
 
 
-def test_doctor(command):
-    result = command("doctor", "--step")
-    assert result.code == 0, result.out + result.err
+def test_doctor(succeed):
+    result = succeed("doctor", "--step")
     assert "tensorflow" in result.out and "1 CPU" in result.out
     assert "axial-train: XLA does not compile the step" in result.out
     assert "one training step of a tiny Axial-DeepLab: loss " in result.out

@@ -45,24 +45,22 @@ def test_the_wheels_of_the_pages_are_valid():
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_dry_run_needs_no_tool_and_no_credentials(command, engine, tmp_path):
+def test_a_dry_run_needs_no_tool_and_no_credentials(succeed, engine, tmp_path):
     environment = {"GOOGLE_APPLICATION_CREDENTIALS": "/nowhere", "KUBECONFIG": "/nowhere", "PATH": str(tmp_path)}
-    result = command("tpu", "launch", *ENGINES[engine], *WISH, *RECIPE, "--dry_run", environment=environment)
-    assert result.code == 0, result.err
+    result = succeed("tpu", "launch", *ENGINES[engine], *WISH, *RECIPE, "--dry_run", environment=environment)
     # An unchanged recipe has a row in experiments/tpu.csv.
     assert "200000 steps of " in result.out and "cycles of the compiler's cost model at 1.50 GHz" in result.out
     assert "list price: about " in result.out and "USD a chip-hour on demand in us-" in result.out
     assert "axial.cloud.supervisor" in result.out and "costs money" not in result.out
     for verb in ("status", "logs", "delete"):
-        result = command("tpu", verb, *LOCATION[engine], "--dry_run", environment=environment)
-        assert result.code == 0 and result.out.startswith("$ ") and result.out.count("\n") == 1
+        result = succeed("tpu", verb, *LOCATION[engine], "--dry_run", environment=environment)
+        assert result.out.startswith("$ ") and result.out.count("\n") == 1
 
 
-def test_a_dry_run_prints_what_a_launch_submits(command, tools, local):
+def test_a_dry_run_prints_what_a_launch_submits(command, succeed, tools, local):
     dry = command("tpu", "launch", *ENGINES["gke"], *WISH, *TINY, *local, "--dry_run").out
     (text,) = re.findall(r"^\$ cat > jobset.yaml <<'END'\n(.*)^END$", dry, re.MULTILINE | re.DOTALL)
-    result = command("tpu", "launch", *ENGINES["gke"], *WISH, *TINY, *local, environment={"PATH": tools.path})
-    assert result.code == 0, result.err
+    succeed("tpu", "launch", *ENGINES["gke"], *WISH, *TINY, *local, environment={"PATH": tools.path})
 
     def timeless(document):
         made = yaml.safe_load(document)
@@ -72,10 +70,9 @@ def test_a_dry_run_prints_what_a_launch_submits(command, tools, local):
     assert timeless(tools.handed()) == timeless(text)
 
 
-def test_a_launch_on_gke(command, tools, local):
+def test_a_launch_on_gke(succeed, tools, local):
     call = [*ENGINES["gke"], *WISH, *TINY, *local, "--queue=q"]
-    result = command("tpu", "launch", *call, "--seconds_per_step=36000", environment={"PATH": tools.path})
-    assert result.code == 0, result.err
+    result = succeed("tpu", "launch", *call, "--seconds_per_step=36000", environment={"PATH": tools.path})
     assert "1 step of 3.6e+04 s are 10.0 hours and 160 chip-hours" in result.out
     calls = tools.calls()
     assert calls[0].startswith("kubectl explain jobsets.spec.failurePolicy.rules.onJobFailureMessagePatterns")
@@ -92,7 +89,7 @@ def test_a_launch_on_gke(command, tools, local):
     assert shlex.split(last.partition("axial-tpu delete ")[2]) == [*LOCATION["gke"]]
 
 
-def test_a_run_on_gke_is_shown_logged_and_deleted(command, tools, local, tmp_path):
+def test_a_run_on_gke_is_shown_logged_and_deleted(command, succeed, tools, local, tmp_path):
     run = LOCATION["gke"]
     status = {"status": {"restarts": 2, "replicatedJobsStatus": [{"name": "slice", "ready": 1}]}}
     tools.answers("kubectl", "get jobsets run --output=json", f"echo '{json.dumps(status)}'")
@@ -104,49 +101,47 @@ def test_a_run_on_gke_is_shown_logged_and_deleted(command, tools, local, tmp_pat
     result = command("tpu", "logs", *run, environment={"PATH": tools.path})
     assert result.code == 7 and result.out == "a line\n"
     assert command("tpu", "delete", *run, environment={"PATH": tools.path}).code == 2  # stdin has no answer
-    result = command("tpu", "delete", *run, "--yes", environment={"PATH": tools.path})
-    assert result.code == 0 and tools.calls()[-1] == "kubectl delete jobsets run"
+    succeed("tpu", "delete", *run, "--yes", environment={"PATH": tools.path})
+    assert tools.calls()[-1] == "kubectl delete jobsets run"
 
 
-def test_a_run_on_skypilot(command, tools, local):
+def test_a_run_on_skypilot(succeed, refuse, tools, local):
     tools.answers("sky", "--version", "echo skypilot, version 0.11.2")
     tools.answers("gcloud", "storage buckets describe", "printf 'US-WEST4\\tregion\\n'")
-    result = command("tpu", "launch", *ENGINES["skypilot"], *WISH, *TINY, *local, environment={"PATH": tools.path})
-    assert result.code == 0, result.err
+    launch = "tpu", "launch", *ENGINES["skypilot"], *WISH, *TINY, *local
+    succeed(*launch, environment={"PATH": tools.path})
     made = yaml.safe_load(tools.handed())
     assert made["resources"]["accelerator_args"]["runtime_version"] == "tpu-vm-tf-2.18.0-pod-pjrt"
     assert tools.calls()[-1].startswith("sky jobs launch --yes --detach-run --name=run /")
     tools.answers("sky", "jobs queue", "echo 1 - run 1x 1h 0 RUNNING")
-    result = command("tpu", "launch", *ENGINES["skypilot"], *WISH, *TINY, *local, environment={"PATH": tools.path})
-    assert result.code == 2 and "--name=run: is in use" in result.line
+    refuse("--name=run: is in use", *launch, environment={"PATH": tools.path})
 
 
-def test_by_hand_it_prints_and_with_yes_it_runs(command, tools, local):
+def test_by_hand_it_prints_and_with_yes_it_runs(succeed, tools, local):
     call = ["launch", *ENGINES["gcloud"], *WISH, *TINY, *local, "--provisioning=spot"]
-    result = command("tpu", *call, environment={"PATH": tools.path})
-    assert result.code == 0 and tools.calls() == [] and "#!/bin/bash" in result.out, result.err
+    result = succeed("tpu", *call, environment={"PATH": tools.path})
+    assert tools.calls() == [] and "#!/bin/bash" in result.out
     assert "note: this engine does not recover a preempted slice" in result.out and "roles/tpu.admin" in result.out
     assert result.out.splitlines()[-1].startswith("$ gcloud compute tpus queued-resources create run")
-    result = command("tpu", *call, "--yes", environment={"PATH": tools.path})
-    assert result.code == 0, result.err
+    succeed("tpu", *call, "--yes", environment={"PATH": tools.path})
     assert tools.calls()[-1].startswith("gcloud compute tpus queued-resources create run --project=p")
     subprocess.run(["bash", "-n"], input=tools.handed(), text=True, check=True)
 
 
-def test_a_finished_run_makes_nothing(command, tools, local, tmp_path):
+def test_a_finished_run_makes_nothing(succeed, tools, local, tmp_path):
     status_of(tmp_path / "model", "done", 1)
-    result = command("tpu", "launch", *ENGINES["gke"], *WISH, *TINY, *local, environment={"PATH": tools.path})
-    assert result.code == 0 and "the last step is reached already; nothing is made" in result.out
+    result = succeed("tpu", "launch", *ENGINES["gke"], *WISH, *TINY, *local, environment={"PATH": tools.path})
+    assert "the last step is reached already; nothing is made" in result.out
     assert tools.calls() == []
     more = "--gin_binding=STEPS = 5"
-    result = command("tpu", "launch", *ENGINES["gke"], *WISH, *TINY, *local, more, environment={"PATH": tools.path})
-    assert result.code == 0 and "4 steps of 0.5 s" in result.out and "measured by this run" in result.out
+    result = succeed("tpu", "launch", *ENGINES["gke"], *WISH, *TINY, *local, more, environment={"PATH": tools.path})
+    assert "4 steps of 0.5 s" in result.out and "measured by this run" in result.out
 
 
-def test_splits_that_are_missing_are_one_line(command, tools, local):
+def test_splits_that_are_missing_are_one_line(refuse, tools, local):
     flags = *ENGINES["gke"], *WISH, *TINY, *local, "--gin_binding=TRAIN_SPLIT = 'train2018'"
-    result = command("tpu", "launch", *flags, environment={"PATH": tools.path})
-    assert result.code == 2 and "no split 'train2018'" in result.line and "train2017" in result.line
+    result = refuse("no split 'train2018'", "tpu", "launch", *flags, environment={"PATH": tools.path})
+    assert "train2017" in result.line
     assert not any(" create " in call for call in tools.calls())
 
 
@@ -196,14 +191,13 @@ BAD = {
 
 
 @pytest.mark.parametrize("call, said", BAD.items(), ids=BAD)
-def test_bad_input_is_one_line(command, call, said):
+def test_bad_input_is_one_line(refuse, call, said):
     flags = {"RECIPE": RECIPE, "WISH": WISH, "TEXT": TEXT}
     words = [word for name in call.split() for word in flags.get(name, [name])]
-    result = command("tpu", *words)
-    assert result.code == 2 and said in result.line
+    refuse(said, "tpu", *words)
 
 
-def test_an_engine_that_is_not_installed(command, tmp_path):
+def test_an_engine_that_is_not_installed(refuse, tmp_path):
     environment = {"PATH": str(tmp_path)}
     for engine, said in (
         ("gke", "--engine=gke needs kubectl: gcloud components install kubectl"),
@@ -211,5 +205,4 @@ def test_an_engine_that_is_not_installed(command, tmp_path):
         ("gcloud", "--engine=gcloud needs gcloud: https://docs.cloud.google.com/sdk/docs/install"),
     ):
         for call in (["status"], ["logs"], ["delete", "--yes"]):
-            result = command("tpu", *call, *LOCATION[engine], environment=environment)
-            assert result.code == 2 and said in result.line
+            refuse(said, "tpu", *call, *LOCATION[engine], environment=environment)

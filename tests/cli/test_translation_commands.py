@@ -14,7 +14,7 @@ TEXT = "two dogs run"
 
 
 @pytest.fixture(scope="module")
-def root(command, tmp_path_factory):
+def root(succeed, tmp_path_factory):
     """A folder with four subfolders: `texts`, `data` (TFRecords), `run` (two steps, a checkpoint of each) and `export`
     (the run's SavedModel).
     """
@@ -25,14 +25,13 @@ def root(command, tmp_path_factory):
         target.write("\n")  # a pair without a translation
         source.write("snow\n")
     splits = "--split=train", "--split=val"
-    result = command("convert", "multi30k", *convert(root, "data"), *splits, "--vocabulary_size=64")
-    assert result.code == 0 and "val: 1 pair with an empty line left out" in result.out, result.err
+    result = succeed("convert", "multi30k", *convert(root, "data"), *splits, "--vocabulary_size=64")
+    assert "val: 1 pair with an empty line left out" in result.out
     files = "--gin_file=multi30k/transformer_nano.gin", "--gin_file=tiny/translation.gin"
     steps = "--gin_binding=STEPS = 2", "--gin_binding=TrainingConfig.checkpoint_interval = 1"
-    result = command("train", *files, *steps, f"--data_dir={root}/data", f"--model_dir={root}/run")
-    assert result.code == 0, result.err
-    result = command("export", f"--model_dir={root}/run", f"--output_dir={root}/export")
-    assert result.code == 0 and "translation equal on 100.00 % of sentences" in result.out, result.err
+    succeed("train", *files, *steps, f"--data_dir={root}/data", f"--model_dir={root}/run")
+    result = succeed("export", f"--model_dir={root}/run", f"--output_dir={root}/export")
+    assert "translation equal on 100.00 % of sentences" in result.out
     return root
 
 
@@ -40,10 +39,9 @@ def convert(root, data):
     return f"--input_dir={root}/texts", f"--output_dir={root}/{data}"
 
 
-def test_weights_are_averaged(command, root):
+def test_weights_are_averaged(succeed, root):
     flags = f"--model_dir={root}/run", "--average=2", f"--results_dir={root}/results", f"--json={root}/scores.json"
-    result = command("evaluate", *flags, "--split=val", f"--report={root}/report")
-    assert result.code == 0 and "sentences=7" in result.out, result.err
+    assert "sentences=7" in succeed("evaluate", *flags, "--split=val", f"--report={root}/report").out
     assert "Worst photos" in (root / "report" / "val.html").read_text()
     scores = json.loads((root / "scores.json").read_text())["val"]
     assert scores["signatures"]["bleu"].startswith("nrefs:1|case:mixed|")
@@ -56,10 +54,9 @@ def test_weights_are_averaged(command, root):
         np.testing.assert_allclose(model.embedding, expected, rtol=1e-6)
 
 
-def test_a_run_and_its_export_translate_alike(command, root):
-    one = command("predict", f"--model_dir={root}/run", f"--text={TEXT}")
-    several = command("predict", f"--saved_model={root}/export", f"--text={TEXT}", "--text=", "--text=snow")
-    assert one.code == several.code == 0, one.err + several.err
+def test_a_run_and_its_export_translate_alike(succeed, root):
+    one = succeed("predict", f"--model_dir={root}/run", f"--text={TEXT}")
+    several = succeed("predict", f"--saved_model={root}/export", f"--text={TEXT}", "--text=", "--text=snow")
     lines = several.out.split("\n")
     assert lines[0] == one.out.rstrip("\n") and lines[1] == "" and len(lines) == 4
 
@@ -91,10 +88,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_what_is_refused_is_one_line(command, root, refused, message):
+def test_what_is_refused_is_one_line(refuse, root, refused, message):
     verb, *flags = REFUSED[message]
-    result = command(verb, *(flag.format(root) for flag in flags))
-    assert result.code == 2 and message in result.err.splitlines()[-1], result.err
+    refuse(message, verb, *(flag.format(root) for flag in flags))
 
 
 @pytest.fixture(scope="module")

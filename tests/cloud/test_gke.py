@@ -161,11 +161,8 @@ def test_states():
         return engine.describe(json.dumps({"status": {"conditions": rows, **status}}))
 
     assert line() == ("waits for its hosts; recreated 0 times, 0 of 3 allowed", True)
-    ready = [{"name": "slice", "ready": 1}]
-    assert line(replicatedJobsStatus=ready, restarts=4, restartsCountTowardsMax=1) == (
-        "runs; recreated 4 times, 1 of 3 allowed",
-        True,
-    )
+    status = dict(replicatedJobsStatus=[{"name": "slice", "ready": 1}], restarts=4, restartsCountTowardsMax=1)
+    assert line(**status) == ("runs; recreated 4 times, 1 of 3 allowed", True)
     assert line("Suspended")[0].startswith("suspended: why Suspended") and line("Suspended")[1]
     assert line("Failed") == ("failed: why Failed; recreated 0 times, 0 of 3 allowed", False)
     assert line("Completed", "StartupPolicyCompleted")[0].startswith("completed") and not line("Completed")[1]

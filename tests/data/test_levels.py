@@ -69,9 +69,5 @@ def test_a_hot_pixel_on_a_constant_background_is_bright():
 
 
 def test_the_darkest_and_the_brightest_of_four_values_are_cut():
-    assert eight_bits(np.array([[0, 1000, 60_000, 65_000]], np.uint16).T, PERCENTILES).ravel().tolist() == [
-        0,
-        0,
-        255,
-        255,
-    ]
+    values = np.array([0, 1000, 60_000, 65_000], np.uint16)
+    assert eight_bits(values[:, None], PERCENTILES).ravel().tolist() == [0, 0, 255, 255]

@@ -176,7 +176,7 @@ def test_servers_are_reached_by_all_if_a_flag_says_so(begin):
     assert reached_by(dispatcher.port) == reached_by(worker.port) == "all"
 
 
-def test_what_the_commands_are_given_is_checked(command, address):
+def test_what_the_commands_are_given_is_checked(refuse, address):
     port = address.rsplit(":", 1)[1]
     cases = [
         (["dispatcher", f"--port={port}"], f"--port={port}: cannot be listened at"),
@@ -194,8 +194,7 @@ def test_what_the_commands_are_given_is_checked(command, address):
             other = f"grpc://{public_address}:{server.getsockname()[1]}"
             cases.append((["worker", f"--dispatcher={other}"], f"--dispatcher={other}: serves other machines"))
         for arguments, words in cases:
-            done = command("data_service", *arguments)
-            assert done.code == 2 and words in done.line
+            refuse(words, "data_service", *arguments)
 
 
 # === Servers that die ===
@@ -233,9 +232,8 @@ def kill_a_worker(servers, numbers_dir, after):
 
 
 @pytest.mark.slow  # two trainings
-def test_a_training_with_a_service_resumes(command, address, sample_dir, tmp_path):
+def test_a_training_with_a_service_resumes(succeed, address, sample_dir, tmp_path):
     tiny = "--gin_file=sample/overfit.gin", "--gin_file=tiny/panoptic.gin"
     options = f"--data_dir={sample_dir}", f"--model_dir={tmp_path}/run", f"--data_service={address}"
     for steps in (1, 2):
-        done = command("train", *tiny, *options, f"--gin_binding=TrainingConfig.steps = {steps}")
-        assert done.code == 0, done.err
+        succeed("train", *tiny, *options, f"--gin_binding=TrainingConfig.steps = {steps}")

@@ -56,10 +56,10 @@ def test_the_first_field_in_which_specs_differ_is_named(changes, words):
 def test_names_and_ids_of_several_things_must_agree():
     names, ids = list(COCO.class_names), list(COCO.category_ids)
     names[1], ids[2] = "bike", 500
-    assert difference(dataclasses.replace(COCO, class_names=tuple(names)), COCO).startswith(
-        "its class_names[1] is 'bike'"
-    )
-    assert difference(dataclasses.replace(COCO, category_ids=tuple(ids)), COCO).startswith("its category_ids[2] is 500")
+    renamed = dataclasses.replace(COCO, class_names=tuple(names))
+    renumbered = dataclasses.replace(COCO, category_ids=tuple(ids))
+    assert difference(renamed, COCO).startswith("its class_names[1] is 'bike'")
+    assert difference(renumbered, COCO).startswith("its category_ids[2] is 500")
 
 
 def test_fewer_classes_are_named():

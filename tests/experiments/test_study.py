@@ -54,10 +54,8 @@ def test_rows_and_their_files(tmp_path):
 def configured(text):
     """Returns (`ModelConfig`, `TrainingConfig.init_checkpoint`) of a command."""
     flags = [word.partition("=")[::2] for word in shlex.split(text)[1:]]
-    configuration.load(
-        [value for name, value in flags if name == "--gin_file"],
-        [value for name, value in flags if name == "--gin_binding"],
-    )
+    files, bindings = ([value for name, value in flags if name == f"--gin_{kind}"] for kind in ("file", "binding"))
+    configuration.load(files, bindings)
     return configuration.build("ModelConfig"), configuration.query("TrainingConfig.init_checkpoint", None)
 
 

@@ -77,11 +77,8 @@ def test_every_command_is_parsed_and_built(row, sample_dir, colours_dir):
     data = (colours_dir, "train") if row.image == IMAGENET else (sample_dir, "train2017")
     task, training, _ = build(row.flags, *data)
     assert task.model.name == row.model and task.model.arguments == dict(row.arguments)
-    starts = (
-        {"cityscapes": "MAPILLARY_RUN"}
-        if row.after
-        else dict.fromkeys(("coco", "cityscapes", "mapillary"), "CHECKPOINT")
-    )
+    first = dict.fromkeys(("coco", "cityscapes", "mapillary"), "CHECKPOINT")
+    starts = {"cityscapes": "MAPILLARY_RUN"} if row.after else first
     assert training.init_checkpoint == starts.get(DATA[row.image])
     assert tuple(task.canvas) == tuple(row.image)
     if row.image == IMAGENET:

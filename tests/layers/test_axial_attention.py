@@ -15,11 +15,11 @@ from axial.weights.names import assign_weights, csrhddlam_weights, deeplab2_weig
 from tests import oracles
 from tests.conftest import (
     BACKENDS,
+    built,
     check_golden,
     golden_files,
     jit_values,
     prefixed,
-    randomize,
     read_golden,
     relative_error,
 )
@@ -68,9 +68,9 @@ def check_steps(actual, expected, tolerance):
         assert np.abs(tf.cast(ours, theirs.dtype) - theirs).max() < tolerance * scale
 
 
-def folded_copy(layer, x):
-    """A `FoldedAttention` with the folded weights of a built layer."""
-    folded = FoldedAttention(layer.spec, dtype=layer.dtype_policy)
+def folded_copy(layer, x, dtype=None):
+    """A `FoldedAttention` with the folded weights of a built layer, by default with the layer's dtype policy."""
+    folded = FoldedAttention(layer.spec, dtype=dtype or layer.dtype_policy)
     folded.build(x.shape)
     for weight, value in zip(folded.weights, layer.folded_weights(), strict=True):
         weight.assign(value)
@@ -115,8 +115,7 @@ CASES = [
 def compare(layers, x, span, terms=TERMS, tolerance=TOLERANCE):
     """Gives the layers the same random weights. Compares their outputs and moving statistics with the oracle."""
     for layer in layers:
-        layer(x)
-        randomize(layer)
+        built(layer, x)
     weights = oracle_weights(layers[0])
     for training in (False, True):
         options = dict(terms=terms, epsilon=1e-3, training=training)
@@ -124,7 +123,7 @@ def compare(layers, x, span, terms=TERMS, tolerance=TOLERANCE):
         for layer in layers:
             assert relative_error(layer(x, training=training)[:, 0], expected) < tolerance, layer.spec.options.backend
     for layer, (i, kind) in itertools.product(layers, enumerate(("mean", "variance"))):
-        content = layer.content_output_norm
+        content, backend = layer.content_output_norm, layer.spec.options.backend
         for name, norm, batch in (
             ("qkv", layer.qkv_norm, statistics["qkv"][i]),
             ("logit", layer.logit_norm, statistics["logit"][i]),
@@ -132,10 +131,7 @@ def compare(layers, x, span, terms=TERMS, tolerance=TOLERANCE):
         ):
             old = weights[f"{name}_{kind}"][0] if norm is content else weights[f"{name}_{kind}"]
             moved = 0.9 * old + 0.1 * batch
-            assert relative_error(getattr(norm, f"moving_{kind}"), moved) < tolerance, (
-                layer.spec.options.backend,
-                name,
-            )
+            assert relative_error(getattr(norm, f"moving_{kind}"), moved) < tolerance, (backend, name)
 
 
 @pytest.mark.parametrize(
@@ -175,10 +171,8 @@ def test_a_silent_term_is_folded(backend, terms, silent):
 
     All folded weights are in the range of float16.
     """
-    source = make(terms=terms, backend=backend)
     x = tf.random.normal([2, 6, 20, 4], seed=7)
-    source(x)
-    randomize(source)
+    source = built(make(terms=terms, backend=backend), x)
     gamma = source.logit_norm.gamma
     gamma.assign(gamma * [[silent, 1.0]])
     folded = folded_copy(source, x)
@@ -281,10 +275,8 @@ def test_one_set_of_weights_serves_every_size_and_span():
 
 
 def test_eager_equals_compiled(backend):
-    layer = make(span=5, backend=backend)
     x = tf.random.normal([2, 4, 20, 4], seed=5)
-    layer(x)
-    randomize(layer)
+    layer = built(make(span=5, backend=backend), x)
     compiled = tf.function(layer, jit_compile=jit_values()[-1], autograph=False)
     assert relative_error(compiled(x), layer(x)) < 1e-5
 

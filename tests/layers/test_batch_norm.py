@@ -8,16 +8,14 @@ from axial.errors import InputError
 from axial.layers.attention.layer import LogitNorm
 from axial.layers.batch_norm import BatchNorm, BatchNormConfig
 from tests import oracles
-from tests.conftest import outputs_and_gradients, randomize, relative_error, two_replicas
+from tests.conftest import built, outputs_and_gradients, relative_error, two_replicas
 
 
 @pytest.mark.parametrize("shape,unbiased", [((4, 5, 6, 3), True), ((40, 3), False)])
 def test_matches_numpy(shape, unbiased):
     rng = np.random.default_rng(0)
     x = rng.normal(2, 3, shape).astype(np.float32)
-    layer = BatchNorm(BatchNormConfig(0.8, 1e-3, unbiased))
-    layer(x)
-    randomize(layer)
+    layer = built(BatchNorm(BatchNormConfig(0.8, 1e-3, unbiased)), x)
     gamma, beta, mean, variance = (w.numpy().astype(np.float64) for w in layer.weights)
     expected = (x - mean) / np.sqrt(variance + 1e-3) * gamma + beta
     assert relative_error(layer(x), expected) < 1e-5
@@ -31,10 +29,8 @@ def test_matches_numpy(shape, unbiased):
 
 
 def test_frozen_statistics_are_used_and_kept():
-    layer = BatchNorm(BatchNormConfig(frozen=True))
     x = tf.random.stateless_normal([2, 4, 4, 3], [0, 0])
-    layer(x)
-    randomize(layer)
+    layer = built(BatchNorm(BatchNormConfig(frozen=True)), x)
     before = layer.get_weights()
     y, *gradients = outputs_and_gradients(layer, x)
     np.testing.assert_array_equal(y, layer(x))

@@ -9,7 +9,7 @@ from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import AxialPair, BasicBlock, Bottleneck, StridedLocalAttention
 from axial.models.panoptic_deeplab.xception import XceptionBlock
 from axial.weights.names import assign_weights, csrhddlam_weights, deeplab2_weights, weight_names
-from tests.conftest import check_golden, golden_files, outputs_and_gradients, prefixed, randomize, read_golden
+from tests.conftest import built, check_golden, golden_files, outputs_and_gradients, prefixed, read_golden
 
 TOLERANCE = 1e-4
 
@@ -19,8 +19,8 @@ def golden_block(meta):
     if "torch" in meta:
         norm = BatchNormConfig(1 - meta["bn_momentum"], meta["bn_eps"], unbiased=True)
         planes, stride = meta["planes"], meta["stride"]
-        attention = dict(heads=meta["groups"], max_distance=meta["kernel_size"])
-        pair = AxialPair(planes // 2, planes, norm, stride, average_pool=True, attention=attention, name="attention")
+        attention, distance = dict(heads=meta["groups"]), meta["kernel_size"]
+        pair = AxialPair(planes // 2, planes, norm, stride, True, attention, max_distance=distance, name="attention")
         block = Bottleneck(planes, 2 * planes, pair, norm, stride, name="block")
 
         def convert(arrays):
@@ -107,9 +107,7 @@ def test_recomputing_changes_no_output_gradient_or_statistic(rematerialised, nam
     """The cases include frozen statistics, as in the backbone of a detector."""
     x, results = tf.random.stateless_normal([2, 6, 7, 8], [0, 0]), []
     for recompute in ("none", "block"):
-        block = make_block(name, BatchNormConfig(momentum=0.5, frozen=frozen), recompute)
-        block(x)
-        randomize(block)
+        block = built(make_block(name, BatchNormConfig(momentum=0.5, frozen=frozen), recompute), x)
         before = [w.numpy() for w in block.non_trainable_weights]
         with random.seeded(0, tf.constant(3, tf.int64), 0):
             values = outputs_and_gradients(block, x)
@@ -122,16 +120,14 @@ def test_recomputing_changes_no_output_gradient_or_statistic(rematerialised, nam
 
 
 def test_a_frozen_block_drops_no_branch():
-    block = BasicBlock(8, BatchNormConfig(), drop_path=0.9)
     x = tf.random.stateless_normal([16, 3, 3, 8], [0, 1])
-    block(x)
-    randomize(block)
+    block = built(BasicBlock(8, BatchNormConfig(), drop_path=0.9), x)
     assert np.any(block(x, training=True).numpy() != block(x).numpy())
     block.trainable = False
     np.testing.assert_array_equal(block(x, training=True), block(x))
 
 
 def test_files_of_0_2_have_batch_norm_among_the_options_of_attention():
-    layer = StridedLocalAttention(8, BatchNormConfig(), 2, attention=dict(batch_norm=False))
+    layer = StridedLocalAttention(8, BatchNormConfig(), 2, batch_norm=False)
     layer(tf.zeros([1, 5, 5, 8]))
     assert not any("qkv_norm" in weight.name for weight in layer.weights)

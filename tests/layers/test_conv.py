@@ -9,7 +9,7 @@ from axial.errors import InputError
 from axial.layers import configured, device
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.conv import Conv, SeparableConv, max_pool, resize_antialiased, resize_bilinear, step_of, subsample
-from tests.conftest import randomize, relative_error
+from tests.conftest import built, relative_error
 
 
 @pytest.mark.parametrize("size,kernel,strides", [(1, 3, 2), (7, 3, 1), (7, 3, 2), (8, 7, 2), (8, 1, 2)])
@@ -32,9 +32,7 @@ def test_padding_is_symmetric(size, kernel, strides):
 @pytest.mark.parametrize("filters", [None, 5])
 def test_folding_keeps_the_function(filters):
     x = tf.random.normal([2, 9, 9, 4], seed=0)
-    source, folded = Conv(filters, 3, BatchNormConfig()), Conv(filters, 3, None)
-    source(x), folded(x)
-    randomize(source)
+    source, folded = built(Conv(filters, 3, BatchNormConfig()), x), built(Conv(filters, 3, None), x)
     for weight, value in zip(folded.weights, source.folded_weights(), strict=True):
         weight.assign(value)
     assert relative_error(folded(x), source(x)) < 1e-5
@@ -133,10 +131,8 @@ KERNELS = [
 def test_rows_as_a_batch_give_the_same_convolution(monkeypatch, images, options):
     """On TPUs, a convolution has the same results for a few images and for a full batch."""
     filters, kernel, strides, dilation = options
-    layer = Conv(filters, kernel, None, strides, dilation, relu=False)
     x = tf.random.stateless_normal([images, 9, 12, 4], [0, 0])
-    layer(x)
-    randomize(layer)
+    layer = built(Conv(filters, kernel, None, strides, dilation, relu=False), x)
     check_on_a_tpu(monkeypatch, layer, x, layer.trainable_weights)
 
 

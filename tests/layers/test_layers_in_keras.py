@@ -38,7 +38,7 @@ from axial.layers import (
 )
 from axial.layers.attention.folded import FoldedAttention
 from tests import keras_programs
-from tests.conftest import randomize, relative_error
+from tests.conftest import built, relative_error
 
 NORM = BatchNormConfig(0.9, unbiased=True)  # arguments that are not the defaults
 SMALL = dict(heads=4, span=3)
@@ -115,9 +115,8 @@ ANY_SIZE = {"BatchNorm", "Conv", "SeparableConv", "BasicBlock"}
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_config_makes_the_layer_again(name):
     """`from_config` makes a layer with the same arguments, including `trainable`, and the same output."""
-    layer, x = LAYERS[name][0](), inputs_of(name)
-    layer(*x)
-    randomize(layer)
+    x = inputs_of(name)
+    layer = built(LAYERS[name][0](), *x)
     layer.trainable = False
     twin = type(layer).from_config(json.loads(json.dumps(layer.get_config())))
     twin(*x)

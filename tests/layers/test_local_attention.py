@@ -6,7 +6,7 @@ import pytest
 from axial.layers.attention.layer import LocalAttention
 from axial.layers.batch_norm import BatchNormConfig
 from tests import oracles
-from tests.conftest import BACKENDS, randomize, relative_error
+from tests.conftest import BACKENDS, built, relative_error
 from tests.layers.test_axial_attention import check_steps, folded_copy, oracle_weights, step
 
 HEADS = 2
@@ -48,8 +48,7 @@ def test_matches_the_oracle(case, dtype, tolerance):
     x = rng.normal(size=[images, height, width, 3]).astype(dtype)
     layers = [make(span, sensitive, batch_norm, backend, dtype=dtype) for backend in BACKENDS]
     for layer in layers:
-        layer(x)
-        randomize(layer)
+        built(layer, x)
         assert relative_error(folded_copy(layer, x)(x), layer(x)) < tolerance
     w, terms = oracle_weights(layers[0]), layers[0].spec.options.terms
     for training in (False, True):

@@ -6,10 +6,10 @@ import tensorflow as tf
 import tf_keras as keras
 from ai_edge_litert.interpreter import Interpreter
 
-from axial.layers.attention.folded import FoldedAttention
 from axial.layers.attention.layer import AxialAttention
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.masking import hide
+from tests.layers.test_axial_attention import folded_copy
 
 KEYS = 300
 
@@ -53,10 +53,7 @@ NORM = BatchNormConfig(momentum=0.0)  # one batch sets the moving statistics
 
 def folded(layer):
     layer(photos(), training=True)
-    twin = FoldedAttention(layer.spec)
-    twin.build([1, *SIZE])
-    twin.set_weights([np.asarray(value) for value in layer.folded_weights()])
-    return twin
+    return folded_copy(layer, photos(1))
 
 
 SIZE = 33, 9, 16

@@ -170,7 +170,7 @@ def _loss_and_gradients(model, images):
         ("axial_deeplab_s", dict(drop_path=1.0), "drop_path must be at least 0 and below 1"),
         ("full_axial_resnet_s", dict(width=0.375), "try 0.25 or 0.5"),
         ("panoptic_deeplab_xception_71", dict(output_stride=4), "16 or 32"),
-        ("attended_resnet_50_1111", dict(mechanism="0000"), "setting = '0000': .*mean pooling"),
+        ("attended_resnet_50_1111", dict(mechanism="0000"), "setting = '0000': expected four bits, '0001' to"),
         ("attended_resnet_50_1111", dict(mechanism="dynamics"), "expected four bits .*did you mean 'dynamic'"),
         ("attended_resnet_50_1111", dict(spatial="3x3"), "spatial = '3x3': expected one of"),
         ("axial_deeplab_s", dict(widht=1), "no argument 'widht' .did you mean 'width'"),
@@ -190,7 +190,7 @@ def test_what_cannot_be_built_says_so(name, changes, words):
 
 def test_an_image_below_the_output_stride_says_the_least_size():
     """An image of 15x64 pixels is refused at output stride 16."""
-    with pytest.raises(InputError, match="height 15: 'axial_deeplab_nano' has output stride 16"):
+    with pytest.raises(InputError, match="height 15: 'axial_deeplab_nano' takes at least its output stride, 16"):
         trace("axial_deeplab_nano", CLASSES, 15, 64)
 
 

@@ -46,13 +46,12 @@ def test_every_file_parses(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LEAVES)
-def test_every_leaf_trains_a_step_of_its_tiny_twin(name, command, request, tmp_path):
+def test_every_leaf_trains_a_step_of_its_tiny_twin(name, succeed, request, tmp_path):
     recipe = recipe_of(name)
     data = {"classification": "colours_dir", "translation": "texts_dir"}
     data_dir = request.getfixturevalue(data.get(recipe, "sample_dir"))
     files = (f"--gin_file={name}", f"--gin_file=tiny/{recipe}.gin")
-    result = command("train", *files, f"--data_dir={data_dir}", f"--model_dir={tmp_path}")
-    assert result.code == 0, result.err
+    succeed("train", *files, f"--data_dir={data_dir}", f"--model_dir={tmp_path}")
     assert (tmp_path / "ckpt-1.index").exists()
     assert RECIPES[recipe][1] in (tmp_path / "operative_config.gin").read_text()
 

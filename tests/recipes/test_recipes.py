@@ -1,7 +1,6 @@
 """The values that axial-analyze recipes reads from the text of files equal the values of gin and Python."""
 
 import inspect
-import subprocess
 import sys
 import time
 
@@ -14,6 +13,7 @@ from axial.models.registry import VARIANTS
 from axial.recipes import configuration
 from axial.recipes.settings import read_settings
 from tests.conftest import ROOT
+from tests.test_imports import without_tensorflow
 
 RECIPES = recipes.read_recipes()
 
@@ -61,16 +61,8 @@ def test_the_models_are_those_of_the_module():
 
 def listed(*arguments):
     """Returns (output, seconds) of the command in a new process. The process must not import TensorFlow."""
-    code = (
-        "import sys; from axial.cli import analyze\n"
-        f"sys.argv = ['axial-analyze', 'recipes', *{arguments}]\n"
-        "try:\n    analyze.main()\nexcept SystemExit as stop:\n    assert not stop.code\n"
-        "assert 'tensorflow' not in sys.modules"
-    )
     started = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return done.stdout, time.monotonic() - started
+    return without_tensorflow("analyze", "recipes", *arguments), time.monotonic() - started
 
 
 def test_the_command_lists_recipes_and_settings_quickly():
@@ -88,10 +80,8 @@ def test_the_command_lists_recipes_and_settings_quickly():
     assert "axial-train --gin_file=nuclei/demo.gin --gin_file=tiny/panoptic.gin --data_dir=DATA" in output
 
 
-def test_a_recipe_may_be_the_users_and_an_unknown_one_is_named_with_the_nearest(command, tmp_path):
+def test_a_recipe_may_be_the_users_and_an_unknown_one_is_named_with_the_nearest(succeed, refuse, tmp_path):
     (tmp_path / "own.gin").write_text("include 'nuclei/demo.gin'\nSTEPS = 1234\n")
-    assert "1234" in command("analyze", "recipes", str(tmp_path / "own.gin")).out
-    result = command("analyze", "recipes", "nuclei/dmo.gin")
-    assert result.code == 2 and "nuclei/dmo.gin: no such gin file" in result.line and "demo.gin" in result.line
-    result = command("analyze", "recipes", "a", "b")
-    assert result.code == 2 and "takes [RECIPE]: got 'b'" in result.line
+    assert "1234" in succeed("analyze", "recipes", str(tmp_path / "own.gin")).out
+    assert "demo.gin" in refuse("nuclei/dmo.gin: no such gin file", "analyze", "recipes", "nuclei/dmo.gin").line
+    refuse("takes [RECIPE]: got 'b'", "analyze", "recipes", "a", "b")

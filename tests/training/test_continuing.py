@@ -205,12 +205,8 @@ def save(loop, folder, step):
     tf.train.Checkpoint(model=loop.model, optimizer=loop.optimizer, averages=averages).write(f"{folder}/ckpt-{step}")
 
 
-OPTIMIZERS = {
-    "RAdam": RAdamLookahead,
-    "Nesterov": NesterovMomentum,
-    "averaged": functools.partial(NesterovMomentum, average=0.9),
-    "Adam": Adam,
-}
+AVERAGED = functools.partial(NesterovMomentum, average=0.9)
+OPTIMIZERS = {"RAdam": RAdamLookahead, "Nesterov": NesterovMomentum, "averaged": AVERAGED, "Adam": Adam}
 
 
 @pytest.mark.parametrize(

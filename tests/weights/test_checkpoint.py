@@ -28,10 +28,8 @@ def write_checkpoint(arrays, prefix):
     return tf.train.Checkpoint(**top).write(prefix)
 
 
-ARRAYS = {
-    "encoder/_stem/_conv/kernel": np.arange(24, dtype=np.float32).reshape(2, 3, 4),
-    "global_step": np.array(7, np.int64),
-}
+KERNEL = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+ARRAYS = {"encoder/_stem/_conv/kernel": KERNEL, "global_step": np.array(7, np.int64)}
 
 
 @pytest.fixture
@@ -113,12 +111,8 @@ def write_shards(prefix, count):
     """Writes a checkpoint in `count` shards, as several hosts do. Shard i has an int32 tensor [100 + i]."""
     shards = [f"{prefix}-part-{i}" for i in range(count)]
     for i, shard in enumerate(shards):
-        tf.raw_ops.SaveV2(
-            prefix=shard,
-            tensor_names=[f"v{i}/.ATTRIBUTES/VARIABLE_VALUE"],
-            shape_and_slices=[""],
-            tensors=[tf.range(100 + i)],
-        )
+        names, tensors = [f"v{i}/.ATTRIBUTES/VARIABLE_VALUE"], [tf.range(100 + i)]
+        tf.raw_ops.SaveV2(prefix=shard, tensor_names=names, shape_and_slices=[""], tensors=tensors)
     tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=shards, destination_prefix=prefix, delete_old_dirs=False)
 
 

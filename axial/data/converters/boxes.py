@@ -49,10 +49,8 @@ def read_instances(path, spec):
             raise InputError(f"{where}: category_id {annotation.category_id}, which the spec {spec.name!r} lacks")
         if index != spec.ignore:
             if not spec.things[index]:
-                raise InputError(
-                    f"{where}: category_id {annotation.category_id}: {spec.class_names[index]!r} is not a thing of "
-                    f"{spec.name!r}; move the file away to convert without boxes"
-                )
+                what = f"category_id {annotation.category_id}: {spec.class_names[index]!r} is not a thing"
+                raise InputError(f"{where}: {what} of {spec.name!r}; move the file away to convert without boxes")
             objects[annotation.image_id].append((index, annotation))
     kept = [one for annotated in objects.values() for _, one in annotated]
     short = [f"annotation {one.id}" for one in kept for _ in _short(one)]
@@ -124,10 +122,9 @@ def box_fields(path, objects, size):
 
 def _mask(where, segmentation, size):
     """PNG of an object's mask, 255 inside, from COCO's polygons or run lengths; one pixel for None."""
-    pixels = (
-        np.zeros([1, 1], np.uint8) if segmentation is None else masks.decode(run_lengths(where, segmentation, size))
-    )
-    png = io.BytesIO()
+    png, pixels = io.BytesIO(), np.zeros([1, 1], np.uint8)
+    if segmentation is not None:
+        pixels = masks.decode(run_lengths(where, segmentation, size))
     Image.fromarray(255 * pixels).convert("1").save(png, "PNG")
     return png.getvalue()
 

@@ -51,10 +51,7 @@ def cityscapes_items(input_dir, split, spec=CITYSCAPES, labels="gtFine", *, part
     photos = _frames(folder, "_leftImg8bit", PHOTOS)
     official, cities = set(CITIES.get(split, ())), {os.path.dirname(frame) for frame in photos}
     if cities & official and not partial and (missing := sorted(official - cities)):
-        raise InputError(
-            f"{folder}: the official split has {', '.join(missing)} too; unpack the whole release, or convert what is "
-            "there with --partial"
-        )
+        raise InputError(f"{folder}: the official split has {', '.join(missing)} too; unpack them, or use --partial")
     files = {}
     if split != "test":
         label_folder, ending = split_folder(os.path.join(input_dir, labels), split), f"_{labels}_{kind}"

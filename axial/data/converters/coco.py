@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from axial.data.convert import convert_sample
 from axial.data.converters.boxes import read_instances
-from axial.data.files import PHOTOS, check_decodes, check_ids, listed_paths, tell_left_out
+from axial.data.files import PHOTOS, check_decodes, check_ids, labelled_items, listed_paths, tell_left_out
 from axial.data.labels import Labels, decode_rgb, encode_rgb, open_label
 from axial.data.specs import ANOTHER_SPEC, COCO, boxes_alone, check_categories
 from axial.errors import InputError, nearest
@@ -119,15 +119,10 @@ def panoptic_items(path, photos, labels, spec):
 
 def photo_items(images, paths):
     """Items of images, without labels; `paths` maps file names to paths."""
-    return [
-        {
-            "photo": paths[image.file_name],
-            "name": image.file_name,
-            "id": image.id if isinstance(image.id, int) else number,
-            "labels": None,
-        }
-        for number, image in enumerate(images)
-    ]
+    items = labelled_items(dict(enumerate(paths[image.file_name] for image in images)), {}, None)
+    for image, item in zip(images, items):
+        item |= {"name": image.file_name, "id": image.id if isinstance(image.id, int) else item["id"]}
+    return items
 
 
 def _unlabelled_items(path, photos):

@@ -74,10 +74,7 @@ def _read_record(features, categories, spec, photo, path, offset, length):
         file.seek(offset)
         example = features.deserialize_example(file.read(length), decoders=_DECODERS)
     columns = (example["panoptic_objects"][key].numpy().tolist() for key in ("id", "label", "is_crowd"))
-    segments = [
-        schemas.Segment(id=identity, category_id=categories[label], iscrowd=bool(crowd))
-        for identity, label, crowd in zip(*columns)
-    ]
+    segments = [schemas.Segment(number, categories[label], bool(crowd)) for number, label, crowd in zip(*columns)]
     png = example["panoptic_image"].numpy()
     return example["image"].numpy(), checked_labels(photo, None, segments, spec=spec, png=png)
 

@@ -172,10 +172,8 @@ def _read_panoptic(spec, _, path):
         if gfile.exists(described):
             return _read_predicted(path, described, spec)
         if spec.class_index(0) in (None, spec.ignore):
-            raise InputError(
-                f"{path}: label 0 (of pixels that are {present[0]}), which the spec {spec.name!r} does not "
-                f"have as a class; ids of segments, as axial-predict writes them, need its JSON as {described}"
-            )
+            what = f"label 0 (of pixels that are {present[0]}), which the spec {spec.name!r} does not have"
+            raise InputError(f"{path}: {what}; axial-predict's ids of segments need its JSON as {described}")
 
     def describe(key):
         if not key and spec.class_index(0) is None:

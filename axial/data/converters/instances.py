@@ -211,11 +211,8 @@ def _list_yolo(input_dir, split, stored):
     photos, texts = files.by_name(photo_folder, files.PHOTOS), files.by_name(folder, (".txt",))
     files.check_paired(photos, {**photos, **texts}, photo_folder, folder)  # a photo may lack a file of outlines
     lines = {name: [texts[name]] if name in texts else [] for name in photos}
-    return (
-        names,
-        files.labelled_items(photos, lines, functools.partial(_read_yolo, stored)),
-        "\n".join(["yolo", *names.values(), *photos]).encode(),
-    )
+    items = files.labelled_items(photos, lines, functools.partial(_read_yolo, stored))
+    return names, items, "\n".join(["yolo", *names.values(), *photos]).encode()
 
 
 def _read_yolo(stored, photo, path=None):
@@ -259,9 +256,8 @@ def _list_labelme(input_dir, split):
     names = dict(enumerate(sorted(labels), 1))
     categories = {name: category for category, name in names.items()}
     read = functools.partial(_read_labelme, categories)
-    items = files.labelled_items(
-        {name: photos[name] for name in paths}, {name: [path] for name, path in paths.items()}, read
-    )
+    photos = {name: photos[name] for name in paths}
+    items = files.labelled_items(photos, {name: [path] for name, path in paths.items()}, read)
     return names, items, "\n".join(["labelme", *names.values(), *paths]).encode()
 
 

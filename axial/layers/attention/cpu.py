@@ -133,11 +133,9 @@ def position_sums(q, table, windows, key_term=False):
             scaled = tf.reshape(by_position, [-1, lanes * depth]) * tf.repeat(second, depth)
             scaled = tf.reshape(scaled, tf.shape(by_position))
             d_q = 2.0 * tf.matmul(scaled, grams) + tf.matmul(first, totals[:, None])
-            return (
-                _from_positions(d_q, lanes),
-                tf.matmul(scaled, by_position, transpose_a=True),
-                tf.matmul(by_position, first, transpose_a=True)[:, :, 0],
-            )
+            d_grams = tf.matmul(scaled, by_position, transpose_a=True)
+            d_totals = tf.matmul(by_position, first, transpose_a=True)[:, :, 0]
+            return _from_positions(d_q, lanes), d_grams, d_totals
 
         return tf.stack([first, second], 1), gradient
 
@@ -380,10 +378,8 @@ def _mix(chunk, chunk_sizes, recompute, inputs):
 
 def _merge(gradients, inputs, merge):
     """dict of the gradients of `inputs`, merged over the chunks; zero where no chunk has a gradient."""
-    return {
-        name: merge([chunk[name] for chunk in gradients]) if name in gradients[0] else tf.zeros_like(x)
-        for name, x in inputs.items()
-    }
+    zeros = {name: tf.zeros_like(x) for name, x in inputs.items() if name not in gradients[0]}
+    return zeros | {name: merge([chunk[name] for chunk in gradients]) for name in gradients[0]}
 
 
 def _chunk_sizes(count, windows, lanes):

@@ -32,11 +32,9 @@ class FoldedAttention(Unfolded, Layer):
 
     def build(self, shape):
         # There are three kernels, so that no projection's output has to be split.
-        self.kernels = [
-            self.add_weight(f"{name}_kernel", [shape[-1], size], initializer="glorot_uniform")
-            for name, size in zip(PROJECTIONS, self.spec.sizes)
-        ]
-        self.biases = [self.add_weight(f"{name}_bias", [size]) for name, size in zip(PROJECTIONS, self.spec.sizes)]
+        sizes, kernel = [*zip(PROJECTIONS, self.spec.sizes)], "glorot_uniform"
+        self.kernels = [self.add_weight(f"{n}_kernel", [shape[-1], size], initializer=kernel) for n, size in sizes]
+        self.biases = [self.add_weight(f"{n}_bias", [size]) for n, size in sizes]
         self.tables = self.spec.add_tables(self)
         options = self.spec.options
         self.scales = [self.add_weight(f"{t}_scale", [options.heads], initializer="ones") for t in options.terms]

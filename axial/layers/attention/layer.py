@@ -124,10 +124,8 @@ class AttentionSpec:
         if self.max_distance < 1:
             raise InputError(f"max_distance must be at least 1: got {self.max_distance}")
         if heads < 1 or self.key_channels % heads or self.value_channels % heads:
-            raise InputError(
-                f"{heads} heads must divide key_channels and value_channels: "
-                f"got {self.key_channels} and {self.value_channels}"
-            )
+            sizes = f"{self.key_channels} and {self.value_channels}"
+            raise InputError(f"{heads} heads must divide key_channels and value_channels: got {sizes}")
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -143,10 +141,8 @@ class AttentionSpec:
         """The windows of an image [N, h, w, C]. Raises InputError unless h and w are static."""
         _, height, width, _ = x.shape
         if height is None or width is None:
-            raise InputError(
-                f"attention needs a static height and width: got {x.shape}; give the model an Input of a fixed size, "
-                "and tf.data.Dataset.from_generator an output_signature"
-            )
+            hint = "give the model's Input, or the data set's output_signature, a fixed size"
+            raise InputError(f"attention needs a static height and width: got {x.shape}; {hint}")
         span = self.options.span
         if self.axis == "square":
             return SquareWindows(height, width, span)
@@ -458,9 +454,8 @@ class AxialAttention(Attention):
         options = AttentionOptions(
             heads, span, terms, value_position, whole_up_to_span=whole_up_to_span, recompute=recompute, backend=backend
         )
-        super().__init__(
-            AttentionSpec(axis, key_channels, value_channels, options, max_distance=max_distance), norm, **kwargs
-        )
+        spec = AttentionSpec(axis, key_channels, value_channels, options, max_distance=max_distance)
+        super().__init__(spec, norm, **kwargs)
 
 
 class LocalAttention(Attention):

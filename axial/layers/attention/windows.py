@@ -45,10 +45,8 @@ def rows_of_tables(tables, windows, dtype):
 
     The rows have the shape [L, M, D] for 'query' and 'value', and [M, L, D] for 'key'.
     """
-    return {
-        name: tf.cast(table_rows(table, windows.offsets.T if name == "key" else windows.offsets), dtype)
-        for name, table in tables.items()
-    }
+    offsets = {name: windows.offsets.T if name == "key" else windows.offsets for name in tables}
+    return {name: tf.cast(table_rows(table, offsets[name]), dtype) for name, table in tables.items()}
 
 
 def visible_rows(table, windows, key_term):
@@ -65,11 +63,8 @@ def visible_rows(table, windows, key_term):
 def check_span(span):
     """Raises InputError unless `span` is None or an odd number of at least 1."""
     if span is not None and (span < 1 or span % 2 == 0):
-        below = max(span - 1, 1)
-        raise InputError(
-            f"span must be odd, so that a query is at its centre: got {span}, "
-            f"the nearest are {below} and {max(span, 0) + 1}"
-        )
+        near = f"{max(span - 1, 1)} and {max(span, 0) + 1}"
+        raise InputError(f"span must be odd, so that a query is at its centre: got {span}, the nearest are {near}")
 
 
 # === Windows along an axis ===

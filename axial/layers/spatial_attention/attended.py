@@ -8,6 +8,7 @@ has the stride.
 """
 
 import dataclasses
+import functools
 
 import tensorflow as tf
 
@@ -60,18 +61,9 @@ class Mechanism:
         if not str(self.name).isdecimal():
             names = f"{' or '.join(map(repr, NAMED))}{nearest(self.name, NAMED)}"
             raise InputError(f"mechanism = {self.name!r}: expected four bits such as '0010', {names}")
-        return GeneralizedAttention(
-            self.name,
-            self.heads,
-            axes,
-            key_stride=self.key_stride,
-            window=self.window,
-            causal=causal,
-            scaled=scaled,
-            wavelength=wavelength,
-            recompute=self.recompute,
-            name="attention",
-        )
+        attend = functools.partial(GeneralizedAttention, causal=causal, scaled=scaled, wavelength=wavelength)
+        attend = functools.partial(attend, key_stride=self.key_stride, window=self.window, recompute=self.recompute)
+        return attend(self.name, self.heads, axes, name="attention")
 
 
 class Attended(Unfolded, Layer):

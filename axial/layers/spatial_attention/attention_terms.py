@@ -48,11 +48,6 @@ class Terms:
     @classmethod
     def of(cls, setting):
         """The terms of an attention type such as '0110'. Raises InputError unless it is one of `SETTINGS`."""
-        if setting == "0000":
-            raise InputError(
-                "setting = '0000': expected at least one term, because without any every key has the same weight, "
-                "which is mean pooling and no attention"
-            )
         if setting not in SETTINGS:
             raise InputError(f"setting = {setting!r}: expected four bits, '0001' to '1111'")
         return cls(*(bit == "1" for bit in setting))

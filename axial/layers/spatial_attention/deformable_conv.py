@@ -18,6 +18,8 @@ Letters of the shapes: N images, a map of h x w pixels, an output of h' x w' = P
 C channels.
 """
 
+import functools
+
 import tensorflow as tf
 import tf_keras as keras
 
@@ -277,9 +279,8 @@ class DeformableConv(Layer):
             if count < 1 or channels % count:
                 raise InputError(f"{name} = {count}: expected a divisor of the {channels} channels")
         window = [self.side, self.side]
-        self.kernel = self.add_weight(
-            "kernel", [*window, channels // self.groups, self.filters], initializer=self.kernel_initializer
-        )
+        size = [*window, channels // self.groups, self.filters]
+        self.kernel = self.add_weight("kernel", size, initializer=self.kernel_initializer)
         self.bias = None
         if self.norm is None and self.use_bias:
             self.bias = self.add_weight("bias", [self.filters], initializer="zeros")
@@ -318,16 +319,8 @@ class DeformableConv(Layer):
     def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
         x = self.sized(x)
         offsets, masks = self.offsets(x)
-        y = deformable_conv(
-            x,
-            tf.cast(self.kernel, x.dtype),
-            offsets,
-            masks,
-            strides=self.strides,
-            dilation=self.dilation,
-            padding=self.padding,
-            form=self.form,
-        )
+        conv = functools.partial(deformable_conv, strides=self.strides, dilation=self.dilation, padding=self.padding)
+        y = conv(x, tf.cast(self.kernel, x.dtype), offsets, masks, form=self.form)
         if self.bias is not None:
             y += tf.cast(self.bias, y.dtype)
         if self.norm is not None:
@@ -426,9 +419,7 @@ class DeformableConv1D(Layer):
         """The empty cache of a built layer, {'inputs': [N, L, C]}. `step` stores each token in it."""
         return {"inputs": tf.zeros([images, length, self.kernel.shape[1]], self.compute_dtype)}
 
-    def step(
-        self, x: tf.Tensor, index: int | tf.Tensor, cache: dict[str, tf.Tensor]
-    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    def step(self, x: tf.Tensor, index: int | tf.Tensor, cache: dict) -> tuple[tf.Tensor, dict]:
         """The output for the token x [N, 1, C] at `index`, and the new cache.
 
         Raises:

@@ -150,9 +150,7 @@ class DynamicConv(Unfolded, Layer):
         """The empty cache of a built layer, {'gated': [N, L, C]}. `step` stores h of each token in it."""
         return {"gated": tf.zeros([images, length, self.output_kernel.shape[0]], self.compute_dtype)}
 
-    def step(
-        self, x: tf.Tensor, index: int | tf.Tensor, cache: dict[str, tf.Tensor]
-    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    def step(self, x: tf.Tensor, index: int | tf.Tensor, cache: dict) -> tuple[tf.Tensor, dict]:
         """The output for the token x [N, 1, C] at `index`, and the new cache.
 
         Raises:

@@ -304,9 +304,7 @@ class GeneralizedAttention(Unfolded, Layer):
         grid = self.grid((length, 1), (keys, 1))
         return {"axis": grid.rows, **Operands(self, self.terms).tables(grid)}
 
-    def step(
-        self, x: tf.Tensor, index: int | tf.Tensor, cache: dict[str, tf.Tensor], positions: dict
-    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    def step(self, x: tf.Tensor, index: int | tf.Tensor, cache: dict, positions: dict) -> tuple[tf.Tensor, dict]:
         """The output for the token at `index`, and the new cache.
 
         Args:

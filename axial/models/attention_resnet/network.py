@@ -1,6 +1,7 @@
 """ResNet-50 with stand-alone local 2-D attention in place of its 3x3 convolutions."""
 
 import dataclasses
+import functools
 import typing
 
 import tensorflow as tf
@@ -49,9 +50,8 @@ class AttentionStem(Layer):
         self.kernel = self.add_weight("kernel", [channels, 2 * filters], initializer=scaled)
         normal = keras.initializers.TruncatedNormal  # a shared instance would give each weight the same numbers
         depth = filters // self.heads
-        self.values = self.add_weight(
-            "values", [self.mixtures, channels, filters], initializer=normal(stddev=channels**-0.5)
-        )
+        small = normal(stddev=channels**-0.5)
+        self.values = self.add_weight("values", [self.mixtures, channels, filters], initializer=small)
         shapes = {"row_embedding": [SIDE, depth], "column_embedding": [SIDE, depth], "mixture": [depth, self.mixtures]}
         self.row, self.column, self.mixture = (
             self.add_weight(name, shape, initializer=normal(stddev=1.0), experimental_autocast=False)
@@ -139,12 +139,5 @@ class AttentionResNet(ResNet):
         return super().make_stem()
 
     def make_block(self, spec):
-        local = StridedLocalAttention(
-            spec.filters,
-            self.norm,
-            spec.strides,
-            self.options.attention,
-            batch_norm=self.options.batch_norm,
-            name="attention",
-        )
-        return self.bottleneck(spec, local)
+        attend = functools.partial(StridedLocalAttention, batch_norm=self.options.batch_norm, name="attention")
+        return self.bottleneck(spec, attend(spec.filters, self.norm, spec.strides, self.options.attention))

@@ -1,6 +1,7 @@
 """Axial-ResNet: ResNet-50 with axial attention in place of its 3x3 convolutions (Axial-DeepLab, Sec. 3.2)."""
 
 import dataclasses
+import functools
 import typing
 
 from axial.layers.attention.layer import AttentionOptions
@@ -54,10 +55,10 @@ class AxialStem(Layer):
 
     def __init__(self, make_block, filters, name=None):
         super().__init__(name=name)
-        specs = [
-            BlockSpec(filters, 1 if i else 2, 1, 2 if i else 1, drop_path=0.0, name=f"block{i + 1}") for i in range(3)
-        ]
-        self.blocks = [make_block(spec) for spec in specs]
+        spec = functools.partial(BlockSpec, filters, dilation=1, drop_path=0.0)
+        first = spec(strides=2, input_stride=1, name="block1")
+        rest = [spec(strides=1, input_stride=2, name=f"block{i}") for i in (2, 3)]
+        self.blocks = [make_block(one) for one in (first, *rest)]
 
     def call(self, x, training=False):
         return in_turn(self.blocks, x, training and self.trainable)
@@ -78,27 +79,16 @@ class AxialResNet(ResNet):
 
     def __init__(self, options=defaults, norm=BatchNormConfig(), name="backbone"):
         axial = options.stem == "axial"
-        super().__init__(
-            options,
-            norm,
-            base_filters(options.width, options.attention.heads, 32 if axial else 64),
-            pool=options.pool and not axial,
-            table_photo=options.table_photo,
-            name=name,
-        )
+        filters = base_filters(options.width, options.attention.heads, 32 if axial else 64)
+        pool = options.pool and not axial
+        super().__init__(options, norm, filters, pool=pool, table_photo=options.table_photo, name=name)
 
     def make_stem(self):
         options = self.options
         if options.stem == "axial":
             return AxialStem(self.make_block, self.filters // 2, name="stem")
-        return make_stem(
-            options.stem,
-            options.width,
-            self.norm,
-            stem_width=options.stem_width,
-            activation=options.activation,
-            recompute=options.recompute,
-        )
+        stem = functools.partial(make_stem, activation=options.activation, recompute=options.recompute)
+        return stem(options.stem, options.width, self.norm, stem_width=options.stem_width)
 
     def make_block(self, spec):
         options = self.options
@@ -107,16 +97,8 @@ class AxialResNet(ResNet):
             return self.bottleneck(spec, pair, 2 * options.attention_width, activation=options.activation)
         if options.conv_block == "bottleneck":
             return self.conv_bottleneck(spec, activation=options.activation)
-        return BasicBlock(
-            4 * spec.filters,
-            self.norm,
-            spec.strides,
-            spec.dilation,
-            drop_path=spec.drop_path,
-            recompute=options.recompute,
-            activation=options.activation,
-            name=spec.name,
-        )
+        block = functools.partial(BasicBlock, drop_path=spec.drop_path, recompute=options.recompute, name=spec.name)
+        return block(4 * spec.filters, self.norm, spec.strides, spec.dilation, activation=options.activation)
 
     def make_pair(self, channels, spec):
         """A block's `AxialPair`: attention along the height, then along the width."""

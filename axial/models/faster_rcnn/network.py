@@ -309,9 +309,7 @@ def _on_photo(scores, stride, valid_size):
 
     Training ignores these scores, and mmdetection's maps end at the photo's border.
     """
-    rows, columns = (
-        stride * tf.range(float(side)) < valid_size[:, i, None] for i, side in enumerate(scores.shape[1:3])
-    )
+    rows, columns = (stride * tf.range(float(n)) < valid_size[:, i, None] for i, n in enumerate(scores.shape[1:3]))
     return tf.where((rows[:, :, None] & columns[:, None])[..., None], scores, scores.dtype.min)
 
 

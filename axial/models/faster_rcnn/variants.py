@@ -12,17 +12,8 @@ from axial.models.resnet.variants import ONE_EACH
 _detector = functools.partial(Variant.of, FasterRCNN, output_stride=32, stem="imagenet", frozen_stages=1)
 _attended = functools.partial(_detector, AttendedResNet)
 # A small detector that learns from random weights.
-_nano = functools.partial(
-    _detector,
-    width=0.375,
-    repeats=ONE_EACH,
-    pyramid_width=64,
-    head_width=256,
-    sampled=128,
-    pre_nms=(500, 300),
-    proposals=(300, 100),
-    frozen_stages=-1,
-)
+_few_boxes = functools.partial(_detector, sampled=128, pre_nms=(500, 300), proposals=(300, 100), frozen_stages=-1)
+_nano = functools.partial(_few_boxes, width=0.375, repeats=ONE_EACH, pyramid_width=64, head_width=256)
 
 VARIANTS = {
     # The study's detectors (Fig. 3, Tables 2 and 3), two of which are Mask R-CNNs, and a detector on Axial-ResNet,

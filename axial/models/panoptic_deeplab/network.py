@@ -182,9 +182,8 @@ class PanopticDeepLab(Network):
 
         def decoder(task):
             low, projection = sizes[f"{task}_low"][-levels:], sizes[f"{task}_projection"]
-            return Decoder(
-                sizes[task], low, projection, norm, options=options.decoder, widen=widen, name=f"{task}_decoder"
-            )
+            make = functools.partial(Decoder, options=options.decoder, widen=widen, name=f"{task}_decoder")
+            return make(sizes[task], low, projection, norm)
 
         def head(name, outputs):
             return Head(sizes[name], outputs, norm, options.decoder, name=name)

@@ -33,9 +33,7 @@ class XceptionBlock(Layer):
         self.relu_after, self.drop_path, self.recompute = shortcut is None, drop_path, recompute
         conv = functools.partial(SeparableConv, kernel=3, norm=norm, dilation=dilation, inner_norm=True)
         conv = functools.partial(conv, relu=self.relu_after)
-        self.convs = [
-            conv(count, strides=strides if i == 2 else 1, name=f"conv{i + 1}") for i, count in enumerate(filters)
-        ]
+        self.convs = [conv(n, strides=strides if i == 2 else 1, name=f"conv{i + 1}") for i, n in enumerate(filters)]
         self.kind, self.shortcut = shortcut, None
         if shortcut == "conv":
             self.shortcut = Conv(filters[-1], 1, norm, strides, relu=False, name="shortcut")

@@ -276,10 +276,8 @@ def base_filters(width, heads=1, least=64):
         step = heads / least
         below = max(int(width / step), 0)
         fits = sorted({max(step, below * step), step * (below + 1)})
-        raise InputError(
-            f"width {width} gives {filters:g} channels, which {heads} heads do not divide: "
-            f"try {' or '.join(f'{w:g}' for w in fits)}"
-        )
+        near = " or ".join(f"{w:g}" for w in fits)
+        raise InputError(f"width {width} gives {filters:g} channels, which {heads} heads do not divide: try {near}")
     return int(64 * width)
 
 

@@ -153,12 +153,9 @@ class Translator(Unfolded, Network):
         random.check_rate("dropout", options.dropout)
         channels = backbone.channels
         # Keras autocasts weights only inside `call`. Without autocast, `translate` uses the same float32 weights.
-        self.embedding = self.add_weight(
-            "embedding",
-            [num_classes, channels],
-            initializer=keras.initializers.RandomNormal(stddev=channels**-0.5),
-            experimental_autocast=False,
-        )
+        normal = keras.initializers.RandomNormal(stddev=channels**-0.5)
+        size = [num_classes, channels]
+        self.embedding = self.add_weight("embedding", size, initializer=normal, experimental_autocast=False)
 
     @staticmethod
     def signature(size, batch=1):
@@ -225,17 +222,8 @@ class Translator(Unfolded, Network):
         from official.nlp.modeling.ops.beam_search import sequence_beam_search
 
         start = tf.zeros([source.shape[0]], tf.int32)
-        ids, scores = sequence_beam_search(
-            step,
-            start,
-            _float32(cache),
-            self.num_classes,
-            beam_size=beams,
-            alpha=alpha,
-            max_decode_length=length,
-            eos_id=end,
-            padded_decode=True,
-        )
+        search = functools.partial(sequence_beam_search, max_decode_length=length, eos_id=end, padded_decode=True)
+        ids, scores = search(step, start, _float32(cache), self.num_classes, beam_size=beams, alpha=alpha)
         return ids[:, 0, 1:], scores[:, 0]
 
 

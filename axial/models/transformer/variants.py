@@ -5,23 +5,17 @@ import functools
 from axial.models.base import Variant
 from axial.models.transformer.network import Transformer, Translator
 
+_translator = functools.partial(Variant.of, Translator, Transformer)
+
 
 def _transformer(mechanism, window=None, memory="1111", deformable=False):
     """The base Transformer with a mechanism in encoder and decoder. Encoder-decoder attention has the type `memory`."""
-    return Variant.of(
-        Translator,
-        Transformer,
-        encoder=mechanism,
-        decoder=mechanism,
-        memory=memory,
-        window=window,
-        encoder_deformable=deformable,
-        decoder_deformable=deformable,
-    )
+    base = functools.partial(_translator, encoder=mechanism, decoder=mechanism, memory=memory, window=window)
+    return base(encoder_deformable=deformable, decoder_deformable=deformable)
 
 
 # A small Transformer, for Multi30k on a laptop.
-_nano = functools.partial(Variant.of, Translator, Transformer, layers=3, channels=128, inner=512, heads=4)
+_nano = functools.partial(_translator, layers=3, channels=128, inner=512, heads=4)
 
 VARIANTS = {
     "transformer_base": _transformer("1111"),

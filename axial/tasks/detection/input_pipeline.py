@@ -55,9 +55,8 @@ def photo_size(size, sides, canvas):
     """(height, width) of a photo of `size` on the `canvas`, int32 [2], within the limits `sides` of `DetectionData`."""
     size = tf.cast(size, tf.float32)
     sides, canvas = tf.constant(sides, tf.float32), tf.constant(canvas, tf.float32)
-    scale = tf.reduce_min(
-        tf.stack([sides[0] / tf.reduce_min(size), sides[1] / tf.reduce_max(size), *tf.unstack(canvas / size)])
-    )
+    scales = [sides[0] / tf.reduce_min(size), sides[1] / tf.reduce_max(size), *tf.unstack(canvas / size)]
+    scale = tf.reduce_min(tf.stack(scales))
     return tf.cast(tf.clip_by_value(tf.round(size * scale), 1, canvas), tf.int32)
 
 
@@ -205,12 +204,8 @@ def training_example(record, seed, spec, data, masks=False):
     corners = corners * tf.tile(tf.cast(valid_size, tf.float32) / size, [2])
     labels |= {"boxes": corners, "classes": tf.gather(tf.cumsum(tf.cast(spec.things, tf.int32)), classes)}  # from 1 on
     targets = anchor_targets(corners, valid_size, data.canvas, seeds[1])
-    return {
-        "image": image,
-        "valid_size": valid_size,
-        **targets,
-        **{k: _padded(x, data.boxes) for k, x in labels.items()},
-    }
+    labels = {name: _padded(x, data.boxes) for name, x in labels.items()}
+    return {"image": image, "valid_size": valid_size, **targets, **labels}
 
 
 def clipped_corners(boxes, size):
@@ -229,9 +224,8 @@ def mirrored(corners, width):
 
 def _box_masks(masks, boxes):
     """Crops each mask to its box: float32 [n, MASK_SIDE, MASK_SIDE]. Boxes are corners as fractions of the photo."""
-    crops = tf.image.crop_and_resize(
-        tf.cast(masks[..., None], tf.float32), boxes, tf.range(tf.shape(masks)[0]), [MASK_SIDE, MASK_SIDE]
-    )
+    numbers, pixels = tf.range(tf.shape(masks)[0]), tf.cast(masks[..., None], tf.float32)
+    crops = tf.image.crop_and_resize(pixels, boxes, numbers, [MASK_SIDE, MASK_SIDE])
     return tf.ensure_shape(crops[..., 0], [None, MASK_SIDE, MASK_SIDE])
 
 

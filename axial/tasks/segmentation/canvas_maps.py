@@ -20,10 +20,8 @@ def upsample(outputs, canvas, stride=1):
         dict of float32 maps [N, ceil(H / stride), ceil(W / stride), C]. Offsets are in pixels of the canvas.
     """
     size = [-(-side // stride) for side in canvas]
-    maps = {
-        name: resize_bilinear(tf.cast(x, tf.float32), size, exact=name in (CENTER, OFFSET))
-        for name, x in outputs.items()
-    }
+    maps = {name: tf.cast(x, tf.float32) for name, x in outputs.items()}
+    maps = {name: resize_bilinear(x, size, exact=name in (CENTER, OFFSET)) for name, x in maps.items()}
     if OFFSET in maps:
         rows, columns = outputs[OFFSET].shape[1:3]
         maps[OFFSET] *= tf.constant([step_of(rows, canvas[0]), step_of(columns, canvas[1])], tf.float32)

@@ -68,9 +68,8 @@ def _score(tree, results, split, work):
     convert2panoptic(os.path.join(tree, "gtFine"), work, setNames=[split])
     title = f"cityscapes_panoptic_{split}"
     truth, files = (inside(folder, title, "--split") for folder in (work, os.path.join(results, "panoptic")))
-    panoptic = panoptic_level.evaluatePanoptic(
-        f"{truth}.json", truth, f"{files}.json", files, resultsFile=os.path.join(work, "panoptic_scores.json")
-    )
+    scores = os.path.join(work, "panoptic_scores.json")
+    panoptic = panoptic_level.evaluatePanoptic(f"{truth}.json", truth, f"{files}.json", files, resultsFile=scores)
     instance_level.writeDict2JSON = _write_nothing  # its cache has counts that JSON cannot hold
     quiet = {"JSONOutput": False, "quiet": True, "predictionWalk": None}
     quiet |= {"gtInstancesFile": os.path.join(work, "instances.json")}

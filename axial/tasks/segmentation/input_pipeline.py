@@ -102,13 +102,10 @@ class DataConfig(Checked):
     def resized(self, canvas, fitted=True):
         """A copy with another canvas in evaluation. With `fitted`, raises InputError if photos are not fitted to it."""
         if fitted and self.photo_scale is not None:
-            raise InputError(
-                f"--image_size, stress: photos are scaled by DataConfig.photo_scale = {self.photo_scale:g} and not "
-                'fitted to a size; --gin_binding="DataConfig.photo_scale = F" of run scores at another scale'
-            )
-        return dataclasses.replace(
-            self, canvas=canvas, augmentation=dataclasses.replace(self.augmentation, crop=self.crop)
-        )
+            scale = f"photos are scaled by DataConfig.photo_scale = {self.photo_scale:g}"
+            raise InputError(f"--image_size, stress: {scale}, not fitted to a size; --gin_binding sets another scale")
+        augmentation = dataclasses.replace(self.augmentation, crop=self.crop)
+        return dataclasses.replace(self, canvas=canvas, augmentation=augmentation)
 
 
 def segment_map(record, ids=None):
@@ -146,9 +143,8 @@ def training_example(record, seed, spec, data, instances=True):
     with tf.control_dependencies([tf.debugging.Assert(same, ["photo and labels are not of one size"])]):
         image = tf.identity(image)
     if augmentation.flip:
-        image, ids = tf.cond(
-            draw[0] < 0.5, lambda: (tf.reverse(image, [1]), tf.reverse(ids, [1])), lambda: (image, ids)
-        )
+        maps = image, ids
+        image, ids = tf.cond(draw[0] < 0.5, lambda: tuple(tf.reverse(x, [1]) for x in maps), lambda: maps)
     image, ids = _augmented(image, ids, seed, augmentation)
     scale = _random_scale(draw[1], augmentation)
     valid_size = _training_size(record, tf.shape(image)[:2], scale, data)
@@ -167,9 +163,8 @@ def training_example(record, seed, spec, data, instances=True):
 
 def _augmented(image, segments, seed, augmentation):
     """Applies random quarter turns, gamma and brightness to a photo and its segment ids, if they are configured."""
-    turn, bright, power = tf.unstack(
-        tf.random.stateless_uniform([3], tf.random.experimental.stateless_fold_in(seed, 1))
-    )
+    seed = tf.random.experimental.stateless_fold_in(seed, 1)
+    turn, bright, power = tf.unstack(tf.random.stateless_uniform([3], seed))
     if augmentation.quarter_turns:
         turns = tf.cast(4 * turn, tf.int32)
         image, segments = tf.image.rot90(image, turns), tf.image.rot90(segments[..., None], turns)[..., 0]

@@ -76,14 +76,9 @@ class CocoPredictionWriter(PredictionWriter):
             {"id": i, "category_id": int(self.spec.category_ids[c]), "area": int(area[i]), "iscrowd": 0, "score": score}
             for i, (c, score) in enumerate(zip(classes, map(float, scores)), 1)
         ]
-        self.annotations.append(
-            {
-                "image_id": int(example["image/id"]),
-                "file_name": name,
-                "semantic": None if categories is None else f"{self.semantic}/{name}",
-                "segments_info": rows,
-            }
-        )
+        semantic = None if categories is None else f"{self.semantic}/{name}"
+        annotation = {"image_id": int(example["image/id"]), "file_name": name, "semantic": semantic}
+        self.annotations.append({**annotation, "segments_info": rows})
 
     def decoded(self, index):
         """A tuple of the `Segments` of photo number `index`, read from its PNG, and None for its class indices."""
@@ -137,10 +132,8 @@ class StoredPredictions:
         maps = {a.semantic for a in annotations if a.semantic}
         self._maps = maps.difference(missing_files(self._beside, maps, f"{path}: annotations: semantic"))
         if without := sum(a.semantic not in self._maps for a in annotations):
-            say(
-                f"{path}: {without} of {len(annotations)} images have no map of classes; their mIoU is of the "
-                "segments, so pixels without a segment count as wrong"
-            )
+            have = f"{without} of {len(annotations)} images have no map of classes"
+            say(f"{path}: {have}; their mIoU is of the segments, so pixels without a segment count as wrong")
         segments = [segment for a in annotations for segment in a.segments_info]
         if {s.score for s in segments if spec.things[spec.class_of_category[s.category_id]]} == {1.0}:
             say(f"{path}: no segment has a score; AP ranks all segments of an image as equal")
@@ -264,10 +257,8 @@ class CityscapesPredictionWriter:
             raise InputError(f"{_RECORD} {file_name!r}: another photo has the same files, {name}; rename one of them")
         ids, segments = np.array(self.spec.category_ids), table.ids
         label = np.where(semantic == self.spec.ignore, 0, ids[np.minimum(semantic, len(ids) - 1)])
-        pictures = {
-            f"panoptic/{self.title}/{name}_panoptic.png": colors_of(segments),
-            f"semantic/{name}_labelIds.png": label.astype(np.uint8),
-        }
+        pictures = {f"panoptic/{self.title}/{name}_panoptic.png": colors_of(segments)}
+        pictures[f"semantic/{name}_labelIds.png"] = label.astype(np.uint8)
         rows, lines = [], []
         for i, (index, score) in enumerate(zip(table.classes, table.scores)):
             category = self.spec.category_ids[index]

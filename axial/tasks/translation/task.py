@@ -140,11 +140,9 @@ class TranslationEvaluator(Evaluator):
 
     def classes(self, result):
         """See `Evaluator.classes`. Each row has a score and sacrebleu's signature."""
-        about = {"tokenized_bleu": "13a tokens, compounds split; "}
-        rows = [
-            [name, percent(value, 2), about.get(name, "") + result["signatures"].get(name, "")]
-            for name, value in self.headline(result).items()
-        ]
+        about, rows = {"tokenized_bleu": "13a tokens, compounds split; "}, []
+        for name, value in self.headline(result).items():
+            rows.append([name, percent(value, 2), about.get(name, "") + result["signatures"].get(name, "")])
         return ["score", "%", "sacrebleu's signature"], rows, []
 
 

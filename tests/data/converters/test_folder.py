@@ -54,12 +54,8 @@ class Folder:
         (self.split / "photos").mkdir(parents=True)
         photo = np.random.default_rng(0).integers(0, 256, [30, 60, 3], np.uint8)
         Image.fromarray(photo).save(self.split / "photos" / "a.png")
-        ids = semantic * spec.label_divisor + instance
-        images = {
-            "semantic": semantic.astype(np.uint16),
-            "instance": instance.astype(np.uint8),
-            "panoptic": colors_of(ids),
-        }
+        panoptic = colors_of(semantic * spec.label_divisor + instance)
+        images = dict(semantic=semantic.astype(np.uint16), instance=instance.astype(np.uint8), panoptic=panoptic)
         for layer in layers:
             (self.split / layer).mkdir()
             Image.fromarray(images[layer]).save(self.split / layer / "a.png")
@@ -168,9 +164,7 @@ def test_ids_of_segments_are_no_panoptic_labels(tmp_path):
     folder = Folder(tmp_path, "panoptic", spec=DatasetSpec("mine", ("road",), (1,), (False,), ignored_ids=(0,)))
     predicted(folder)
     (folder.split / "panoptic" / "a.json").unlink()
-    with pytest.raises(
-        InputError, match="label 0 .of pixels that are 1.* ids of segments, .* need its JSON as .*a.json"
-    ):
+    with pytest.raises(InputError, match="label 0 .of pixels that are 1.* ids of segments need its JSON as .*a.json"):
         folder.record()
 
 

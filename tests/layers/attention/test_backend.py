@@ -11,7 +11,7 @@ from axial.layers import device
 from axial.layers.attention import cpu
 from axial.layers.attention import layer as layers
 from axial.layers.attention.layer import AxialAttention
-from tests.conftest import randomize, relative_error
+from tests.conftest import built, relative_error
 from tests.layers.spatial_attention.mechanism_fixture import largest_tensor
 from tests.layers.test_axial_attention import HEADS, check_steps, make, same_weights, step
 
@@ -106,8 +106,7 @@ def test_chunks_and_recomputing_change_nothing(monkeypatch, backend, axis, span,
     )
     images = 3 if backend == "cpu" else 2
     x = tf.random.stateless_normal([images, *size, 8], [0, 1])
-    layer(x), again(x)
-    randomize(layer)
+    built(layer, x), again(x)
     same_weights(again, layer)
 
     def traced(layer, chunk_bytes):
@@ -125,10 +124,8 @@ def test_chunks_and_recomputing_change_nothing(monkeypatch, backend, axis, span,
 @pytest.mark.parametrize("backend,span,value", [("cpu", None, True), ("xla", 5, True)])
 def test_large_maps_are_made_in_chunks(monkeypatch, backend, span, value):
     """Inference in chunks has the same output. No tensor is as large as the attention logits of all lines."""
-    layer = AxialAttention(16, 32, "height", heads=4, span=span, value_position=value, backend=backend)
     x = tf.random.stateless_normal([2, 40, 7, 12], [0, 1])
-    layer(x)
-    randomize(layer)
+    layer = built(AxialAttention(16, 32, "height", heads=4, span=span, value_position=value, backend=backend), x)
     whole = layer(x)
     monkeypatch.setattr(layers, "LARGEST_MAP", 20000)
     call = tf.function(layer, autograph=False)

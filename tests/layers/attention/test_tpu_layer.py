@@ -6,14 +6,13 @@ import pytest
 import tensorflow as tf
 
 from axial.layers import device
-from axial.layers.attention.folded import FoldedAttention
 from axial.layers.attention.layer import TERMS, AttentionOptions, AttentionSpec, AxialAttention
 from axial.layers.attention.tpu import layer as kernel_layer
 from axial.layers.attention.tpu import programs, shear
 from axial.layers.batch_norm import BatchNormConfig
 from tests import oracles
-from tests.conftest import randomize, relative_error
-from tests.layers.test_axial_attention import HEADS, check_steps, make, oracle_weights, step
+from tests.conftest import built, relative_error
+from tests.layers.test_axial_attention import HEADS, check_steps, folded_copy, make, oracle_weights, step
 
 
 def roll(x, shift, axis, *, stride=0, stride_axis=0):
@@ -50,10 +49,8 @@ def calls(monkeypatch):
     ],
 )
 def test_a_layer_matches_the_oracle(calls, length, span, whole, effective_span, served):
-    layer = make(span=span, whole_up_to_span=whole, backend="kernel")
     x = np.random.default_rng(length).normal(size=[2, 1, length, 4]).astype(np.float32)
-    layer(x)
-    randomize(layer)
+    layer = built(make(span=span, whole_up_to_span=whole, backend="kernel"), x)
     calls.clear()
     options = dict(terms=TERMS, epsilon=layer.norm.epsilon, training=True)
     expected, _ = oracles.axial_attention(x[:, 0], oracle_weights(layer), HEADS, effective_span, **options)
@@ -67,8 +64,7 @@ def layers_of(case, x, backends=("xla", "kernel"), **options):
     options = dict(span=span, max_distance=51, **options)
     layers = [AxialAttention(heads * depth, heads * value_depth, axis, heads, backend=b, **options) for b in backends]
     for layer in layers:
-        layer(x)
-        randomize(layer)
+        built(layer, x)
         layer.kernel.assign(layer.kernel / 3)
         for table in layer.tables.values():
             table.assign(table / 3)
@@ -163,14 +159,9 @@ def test_a_v4_has_less_fast_memory(monkeypatch, generation, channels, dtype, fit
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)])
 def test_a_folded_layer_matches(calls, dtype):
-    layer = make(backend="kernel")
     x = tf.random.stateless_normal([2, 3, 9, 8], [0, 1])
-    layer(x)
-    randomize(layer)
-    expected, folded = layer(x), FoldedAttention(layer.spec, dtype=dtype)
-    folded(x)
-    for weight, value in zip(folded.weights, layer.folded_weights(), strict=True):
-        weight.assign(value)
+    layer = built(make(backend="kernel"), x)
+    expected, folded = layer(x), folded_copy(layer, x, dtype)
     calls.clear()
     assert relative_error(tf.cast(folded(x), tf.float32), expected) < (1e-5 if dtype == "float32" else 0.02)
     assert len(calls) == 1

@@ -14,7 +14,7 @@ from axial.layers.spatial_attention.dynamic_conv import DynamicConv
 from axial.layers.spatial_attention.generalized_attention import GeneralizedAttention
 from axial.layers.spatial_attention.transformer import DecoderLayer, EncoderLayer
 from axial.models.attended_resnet.network import AttendedResNet, AttendedResNetOptions
-from tests.conftest import randomize
+from tests.conftest import built, randomize
 
 
 def mechanism(name, **options):
@@ -67,17 +67,12 @@ KINDS = [("1111", False), ("dynamic", True), ("none", True)]
 
 
 def make_encoder(name, deformable, **options):
-    layer = EncoderLayer(8, 16, mechanism(name), deformable, **options)
-    layer(tf.zeros([1, 6, 8]))
-    randomize(layer)
-    return layer
+    return built(EncoderLayer(8, 16, mechanism(name), deformable, **options), tf.zeros([1, 6, 8]))
 
 
 def make_decoder(name, deformable):
     layer = DecoderLayer(8, 16, mechanism(name), deformable, memory=mechanism("1111"))
-    layer(tf.zeros([1, 6, 8]), tf.zeros([1, 5, 8]))
-    randomize(layer)
-    return layer
+    return built(layer, tf.zeros([1, 6, 8]), tf.zeros([1, 5, 8]))
 
 
 @pytest.mark.parametrize("name,deformable", KINDS)
@@ -139,7 +134,7 @@ MAP, MAP_OF_6 = tf.zeros([1, 4, 4, 8]), tf.zeros([1, 4, 4, 6])
         (lambda: Mechanism("mean"), "mechanism = 'mean': expected four bits"),
         (lambda: Mechanism("dynamic", window=4), "kernel = 4: expected an odd number"),
         (lambda: Mechanism("1111", window=4), "window = 4: expected an odd number"),
-        (lambda: GeneralizedAttention("0000"), "setting = '0000': .*mean pooling"),
+        (lambda: GeneralizedAttention("0000"), "setting = '0000': expected four bits, '0001' to"),
         (lambda: GeneralizedAttention(window=3, key_stride=2), "window = 3: expected key_stride = 1"),
         (lambda: GeneralizedAttention(heads=3)(MAP), "heads = 3: expected a divisor of the 8 channels"),
         (lambda: GeneralizedAttention(key_stride=5)(MAP), "key_stride = 5: expected at most the size of the keys, 4x4"),

@@ -14,7 +14,7 @@ from axial.layers.spatial_attention.deformable_conv import (
     sample_by_gather,
 )
 from tests import study_oracles
-from tests.conftest import golden_files, randomize, read_golden, relative_error
+from tests.conftest import built, golden_files, read_golden, relative_error
 from tests.layers.spatial_attention.mechanism_fixture import check_everywhere, check_oracle, randomized
 
 TOLERANCE = 2e-5
@@ -93,10 +93,8 @@ def test_agrees_with_onnx(form, file):
 
 
 def test_eager_graph_xla_and_exported_are_equal(form, tmp_path):
-    layer = DeformableConv(4, 3, None, 2, modulation="sigmoid", form=form)
     x = tf.random.stateless_normal([2, 6, 5, 4], [0, 1])
-    layer(x)
-    randomize(layer)
+    layer = built(DeformableConv(4, 3, None, 2, modulation="sigmoid", form=form), x)
     check_everywhere(layer, x, tmp_path)
 
 

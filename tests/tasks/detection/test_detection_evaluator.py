@@ -53,12 +53,8 @@ def guesses(example, seed):
     for one in list(objects):
         for _ in range(rng.integers(0, 3)):
             x, y, width, height = one["bbox"]
-            moved = [
-                x + rng.normal(0, 0.1 * width),
-                y + rng.normal(0, 0.1 * height),
-                width * rng.uniform(0.8, 1.2),
-                height,
-            ]
+            x, y = x + rng.normal(0, 0.1 * width), y + rng.normal(0, 0.1 * height)
+            moved = [x, y, width * rng.uniform(0.8, 1.2), height]
             category = int(rng.choice(COCO.category_ids[:80])) if rng.random() < 0.2 else one["category_id"]
             objects.append({**one, "bbox": moved, "category_id": category, "score": float(rng.integers(1, 20)) / 20})
     return objects[len(true_objects(example, COCO)) // 2 :]

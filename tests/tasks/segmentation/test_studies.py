@@ -124,8 +124,5 @@ def test_no_checkpoint_is_skipped_while_one_is_evaluated(tmp_path, capsys):
     # After the evaluation of step 20, checkpoints 40 to 70 exist. After the evaluation of step 40, 70 to 100 exist.
     assert steps == [10, 20, 40, 70, 80, 90, 100]
     lines = capsys.readouterr().err.splitlines()
-    assert [line.partition(": was removed before its turn")[0][-7:] for line in lines] == [
-        "ckpt-30",
-        "ckpt-50",
-        "ckpt-60",
-    ]
+    removed = [line.partition(": was removed before its turn")[0][-7:] for line in lines]
+    assert removed == ["ckpt-30", "ckpt-50", "ckpt-60"]

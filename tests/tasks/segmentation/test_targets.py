@@ -62,13 +62,8 @@ def test_matches_loops(stripes, classes, crowd, config):
     rng = np.random.default_rng(0)
     segments = np.asarray(stripes)[np.arange(45) * len(stripes) // 45][None].repeat(40, 0)
     segments[rng.integers(0, 40, 50), rng.integers(0, 45, 50)] = rng.choice(stripes, 50)
-    actual = panoptic_targets(
-        tf.constant(segments, tf.int32),
-        tf.constant(classes, tf.int64),
-        tf.constant(crowd, tf.int64),
-        spec=SPEC,
-        config=config,
-    )
+    rows = tf.constant(classes, tf.int64), tf.constant(crowd, tf.int64)
+    actual = panoptic_targets(tf.constant(segments, tf.int32), *rows, spec=SPEC, config=config)
     for key, expected in oracle(segments, classes, crowd, config).items():
         np.testing.assert_allclose(actual[key], expected, atol=1e-4, err_msg=key)
 

@@ -48,12 +48,8 @@ def _project_backward(tiling, program, *refs):
 
 def project(tiling, interpret, x, kernel):
     """qkv [P, .], and the sums [2, .] of qkv and of its squares, from x [P, C] and kernel [C, .]."""
-    operands = Operands(
-        blocks=[x],
-        small=[kernel],
-        outputs=[jax.ShapeDtypeStruct((tiling.pixels, tiling.channels), tiling.dtype)],
-        sums=[float_shape(2, tiling.channels)],
-    )
+    qkv = jax.ShapeDtypeStruct((tiling.pixels, tiling.channels), tiling.dtype)
+    operands = Operands(blocks=[x], small=[kernel], outputs=[qkv], sums=[float_shape(2, tiling.channels)])
     return run_programs(_project, tiling, interpret, operands, flops=_flops(tiling, kernel))
 
 
