@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+from urllib.parse import unquote
 
 import pytest
 
@@ -109,6 +110,29 @@ def test_scripts_of_commands_exist_and_have_their_flags():
 def test_the_readme_leads_to_every_page():
     links = set(LINK.findall((ROOT / "README.md").read_text()))
     assert {f"docs/{path.name}" for path in DOCS} <= links
+
+
+def test_the_site_has_every_page_and_every_layer():
+    site = ROOT / "scripts/docs"
+    pages = set(re.findall(r": (\S+\.md)$", (site / "mkdocs.yml").read_text(), re.MULTILINE))
+    assert {relative(path) for path in PAGES} <= pages
+    layers = re.findall(r"^from axial\S+ import (\w+) as", (ROOT / "axial/layers/__init__.py").read_text(), re.M)
+    assert re.findall(r"::: axial\.layers\.\S+\.(\w+)", (site / "api/layers.md").read_text()) == layers
+
+
+@pytest.mark.slow
+def test_the_site_opens_without_network_and_its_links_lead_somewhere(tmp_path):
+    pytest.importorskip("zensical", reason="needs pip install '.[docs]'")
+    subprocess.run([ROOT / "scripts/docs.sh", tmp_path], check=True)
+    pages = {path.resolve(): path.read_text() for path in tmp_path.rglob("[!4]*.html")}  # not 404.html
+    assert len(pages) > len(PAGES)
+    for page, text in pages.items():
+        assert not re.findall(r'(?:src|<link[^>]*href)="https?://[^"]+', text)
+        for link in re.findall(r'(?:href|src)="([^":]+)"', text):
+            target, _, anchor = link.partition("#")
+            path = (page.parent / target.split("?")[0]).resolve() if target else page
+            assert path.exists(), f"{page}: {link}"
+            assert not anchor or re.search(rf'(id|name)="?{re.escape(unquote(anchor))}["> ]', pages[path]), link
 
 
 def anchors(path):
