@@ -15,8 +15,10 @@ from tests.test_imports import COMMANDS
 
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [ROOT / "README.md", *DOCS, *sorted(ROOT.glob("experiments/results/*.md"))]
+NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.md"))
 LINKED = [
     *DOCS,
+    *NOTEBOOKS,
     *(ROOT / name for name in ("README.md", "SECURITY.md", "WORKSPACE.md", "CHANGELOG.md")),
     *(path for room in ("experiments", "axial/layers") for path in sorted(ROOT.glob(f"{room}/**/*.md"))),
 ]
@@ -52,8 +54,8 @@ def prose(path):
 
 
 def commands_of(text):
-    """Yields the words of each axial-... command on a page. Commands are on indented lines or between backquotes."""
-    blocks = "\n".join(line[4:] for line in text.splitlines() if line.startswith("    "))
+    """Yields the words of each axial-... command on a page: on indented lines, after a "!", or between backquotes."""
+    blocks = "\n".join(line.lstrip(" !") for line in text.splitlines() if line.startswith(("    ", "!")))
     lines = blocks.replace("\\\n", " ").splitlines()
     outside = "\n".join(line for line in text.splitlines() if not line.startswith("    "))
     lines += [" ".join(quoted.split()) for quoted in re.findall(r"`([^`]+)`", outside)]
@@ -87,7 +89,7 @@ def wrong(words, flags):
     return f"{name} {verb}: unknown {unknown}" if unknown else None
 
 
-@pytest.mark.parametrize("path", PAGES, ids=relative)
+@pytest.mark.parametrize("path", [*PAGES, *NOTEBOOKS], ids=relative)
 def test_a_page_is_short_and_its_commands_and_recipes_exist(path, flags):
     text = path.read_text()
     written = re.sub(r"(?s)<!-- (\w+):begin -->.*<!-- \1:end -->", "", text)  # the text that no script generates
@@ -115,7 +117,7 @@ def test_the_readme_leads_to_every_page():
 def test_the_site_has_every_page_and_every_layer():
     site = ROOT / "scripts/docs"
     pages = set(re.findall(r": (\S+\.md)$", (site / "mkdocs.yml").read_text(), re.MULTILINE))
-    assert {relative(path) for path in PAGES} <= pages
+    assert {relative(path) for path in [*PAGES, *NOTEBOOKS]} <= pages
     layers = re.findall(r"^from axial\S+ import (\w+) as", (ROOT / "axial/layers/__init__.py").read_text(), re.M)
     assert re.findall(r"::: axial\.layers\.\S+\.(\w+)", (site / "api/layers.md").read_text()) == layers
 
