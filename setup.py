@@ -7,8 +7,10 @@ from setuptools import find_packages, setup
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 CITYSCAPES = ["cityscapesscripts>=2.2.4,<3"]
+DOCS = ["zensical>=0.0.73,<0.1", "mkdocstrings[python]>=1.0.0,<2"]
 ONNX = ["onnxruntime>=1.20.0,<2", "tf2onnx>=1.17.0,<2"]
 KERNEL = ["jax>=0.7.2,<0.11; python_version >= '3.11'"]
+NOTEBOOKS = ["ipykernel>=6.29.0,<8", "jupytext>=1.16.0,<2", "nbclient>=0.10.0,<1"]
 COMMANDS = ("train", "evaluate", "export", "predict", "convert", "analyze", "doctor", "tpu", "data_service")
 
 
@@ -87,10 +89,14 @@ setup(
     extras_require={
         # Cityscapes' own scores (axial-evaluate --cityscapes_dir).
         "cityscapes": CITYSCAPES,
+        # The site of the pages and of the public docstrings (scripts/docs.sh).
+        "docs": [*DOCS, "ruff==0.17.6"],
         # Weights from hf://OWNER/REPO (axial.load).
         "hub": ["huggingface_hub>=0.30.0,<2"],
         # The attention's TPU kernels (ModelConfig.backend = 'kernel'): they are written in jax and run by TensorFlow.
         "kernel": KERNEL,
+        # Opening and running docs/notebooks.
+        "notebooks": [*NOTEBOOKS, "jupyterlab>=4.2.0,<5"],
         # axial-export --format=onnx, and running such a file.
         "onnx": ONNX,
         # Packages of the tests. ruff is pinned, as its versions format differently.
@@ -98,6 +104,7 @@ setup(
             *CITYSCAPES,
             *KERNEL,
             *ONNX,
+            *NOTEBOOKS,
             "hypothesis>=6.100.0,<7",
             "kubernetes-validate>=1.33.0,<2",
             "mypy>=2.4.0,<3",

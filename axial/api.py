@@ -64,7 +64,7 @@ def load(
         InputError: there is no such model, the path is none of the above, the weights are damaged, or they belong to
             another model or to other classes.
 
-    Example:
+    Examples:
         >>> model = load("nuclei")
         >>> model.task, model.spec.class_names, model.photo_scale
         ('panoptic', ('background', 'nucleus'), 1.5)
@@ -140,7 +140,7 @@ def predict(
             text is too long for the model; the model cannot use a diameter (see `Zoomed`) or a size (see
             `Predictor.resized`).
 
-    Example:
+    Examples:
 
         result = axial.predict(axial.load("nuclei"), "cells.png")
         result.save("out.png")

@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+from urllib.parse import unquote
 
 import pytest
 
@@ -14,8 +15,10 @@ from tests.test_imports import COMMANDS
 
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [ROOT / "README.md", *DOCS, *sorted(ROOT.glob("experiments/results/*.md"))]
+NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.md"))
 LINKED = [
     *DOCS,
+    *NOTEBOOKS,
     *(ROOT / name for name in ("README.md", "SECURITY.md", "WORKSPACE.md", "CHANGELOG.md")),
     *(path for room in ("experiments", "axial/layers") for path in sorted(ROOT.glob(f"{room}/**/*.md"))),
 ]
@@ -51,8 +54,8 @@ def prose(path):
 
 
 def commands_of(text):
-    """Yields the words of each axial-... command on a page. Commands are on indented lines or between backquotes."""
-    blocks = "\n".join(line[4:] for line in text.splitlines() if line.startswith("    "))
+    """Yields the words of each axial-... command on a page: on indented lines, after a "!", or between backquotes."""
+    blocks = "\n".join(line.lstrip(" !") for line in text.splitlines() if line.startswith(("    ", "!")))
     lines = blocks.replace("\\\n", " ").splitlines()
     outside = "\n".join(line for line in text.splitlines() if not line.startswith("    "))
     lines += [" ".join(quoted.split()) for quoted in re.findall(r"`([^`]+)`", outside)]
@@ -86,7 +89,7 @@ def wrong(words, flags):
     return f"{name} {verb}: unknown {unknown}" if unknown else None
 
 
-@pytest.mark.parametrize("path", PAGES, ids=relative)
+@pytest.mark.parametrize("path", [*PAGES, *NOTEBOOKS], ids=relative)
 def test_a_page_is_short_and_its_commands_and_recipes_exist(path, flags):
     text = path.read_text()
     written = re.sub(r"(?s)<!-- (\w+):begin -->.*<!-- \1:end -->", "", text)  # the text that no script generates
@@ -109,6 +112,29 @@ def test_scripts_of_commands_exist_and_have_their_flags():
 def test_the_readme_leads_to_every_page():
     links = set(LINK.findall((ROOT / "README.md").read_text()))
     assert {f"docs/{path.name}" for path in DOCS} <= links
+
+
+def test_the_site_has_every_page_and_every_layer():
+    site = ROOT / "scripts/docs"
+    pages = set(re.findall(r": (\S+\.md)$", (site / "mkdocs.yml").read_text(), re.MULTILINE))
+    assert {relative(path) for path in [*PAGES, *NOTEBOOKS]} <= pages
+    layers = re.findall(r"^from axial\S+ import (\w+) as", (ROOT / "axial/layers/__init__.py").read_text(), re.M)
+    assert re.findall(r"::: axial\.layers\.\S+\.(\w+)", (site / "api/layers.md").read_text()) == layers
+
+
+@pytest.mark.slow
+def test_the_site_opens_without_network_and_its_links_lead_somewhere(tmp_path):
+    pytest.importorskip("zensical", reason="needs pip install '.[docs]'")
+    subprocess.run([ROOT / "scripts/docs.sh", tmp_path], check=True)
+    pages = {path.resolve(): path.read_text() for path in tmp_path.rglob("[!4]*.html")}  # not 404.html
+    assert len(pages) > len(PAGES)
+    for page, text in pages.items():
+        assert not re.findall(r'(?:src|<link[^>]*href)="https?://[^"]+', text)
+        for link in re.findall(r'(?:href|src)="([^":]+)"', text):
+            target, _, anchor = link.partition("#")
+            path = (page.parent / target.split("?")[0]).resolve() if target else page
+            assert path.exists(), f"{page}: {link}"
+            assert not anchor or re.search(rf'(id|name)="?{re.escape(unquote(anchor))}["> ]', pages[path]), link
 
 
 def anchors(path):

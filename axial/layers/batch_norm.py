@@ -120,10 +120,10 @@ class BatchNorm(Layer):
         gamma_initializer: initializer of gamma. With 'zeros' the output starts at zero, for a residual branch.
 
     Shapes:
-        x: [..., C]
-        output: [..., C]
+        - x: [..., C]
+        - output: [..., C]
 
-    Example:
+    Examples:
         >>> from axial.layers import BatchNorm, BatchNormConfig
         >>> x = tf.ones([2, 9, 7, 16])
         >>> y = BatchNorm(BatchNormConfig())(x)

@@ -33,10 +33,10 @@ class AxialPair(Layer):
         max_distance: see `AttentionSpec`.
 
     Shapes:
-        x: [N, h, w, C], h and w static
-        output: [N, ceil(h / strides), ceil(w / strides), value_channels]
+        - x: [N, h, w, C], h and w static
+        - output: [N, ceil(h / strides), ceil(w / strides), value_channels]
 
-    Example:
+    Examples:
         >>> from axial.layers import AxialPair, BatchNormConfig
         >>> x = tf.ones([2, 9, 7, 16])
         >>> y = AxialPair(16, 32, BatchNormConfig())(x)
@@ -86,10 +86,10 @@ class StridedLocalAttention(Layer):
         batch_norm: see `LocalAttention`.
 
     Shapes:
-        x: [N, h, w, C], h and w static
-        output: [N, ceil(h / strides), ceil(w / strides), channels]
+        - x: [N, h, w, C], h and w static
+        - output: [N, ceil(h / strides), ceil(w / strides), channels]
 
-    Example:
+    Examples:
         >>> from axial.layers import BatchNormConfig, StridedLocalAttention
         >>> x = tf.ones([2, 9, 7, 16])
         >>> y = StridedLocalAttention(16, BatchNormConfig())(x)
@@ -140,8 +140,8 @@ class ResidualBlock(Layer):
         activation: see `Conv`.
 
     Shapes:
-        x: [N, h, w, C]
-        output: [N, ceil(h / strides), ceil(w / strides), filters]
+        - x: [N, h, w, C]
+        - output: [N, ceil(h / strides), ceil(w / strides), filters]
 
     Raises:
         InputError: drop_path is outside [0, 1).
@@ -190,10 +190,10 @@ class Bottleneck(ResidualBlock):
         **kwargs: further arguments of `ResidualBlock`.
 
     Shapes:
-        x: [N, h, w, C]
-        output: [N, ceil(h / strides), ceil(w / strides), filters]
+        - x: [N, h, w, C]
+        - output: [N, ceil(h / strides), ceil(w / strides), filters]
 
-    Example:
+    Examples:
         >>> from axial.layers import AxialPair, BatchNormConfig, Bottleneck
         >>> norm = BatchNormConfig()
         >>> x = tf.ones([2, 9, 7, 16])
@@ -231,10 +231,10 @@ class BasicBlock(ResidualBlock):
         **kwargs: further arguments of `ResidualBlock`.
 
     Shapes:
-        x: [N, h, w, C]
-        output: [N, ceil(h / strides), ceil(w / strides), filters]
+        - x: [N, h, w, C]
+        - output: [N, ceil(h / strides), ceil(w / strides), filters]
 
-    Example:
+    Examples:
         >>> from axial.layers import BasicBlock, BatchNormConfig
         >>> x = tf.ones([2, 9, 7, 16])
         >>> y = BasicBlock(8, BatchNormConfig())(x)

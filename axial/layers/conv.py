@@ -140,10 +140,10 @@ class Conv(Layer):
         backend: backend of a depthwise convolution; see `RowsDepthwiseConv2D`.
 
     Shapes:
-        x: [N, h, w, C]
-        output: [N, ceil(h / strides), ceil(w / strides), filters or C]
+        - x: [N, h, w, C]
+        - output: [N, ceil(h / strides), ceil(w / strides), filters or C]
 
-    Example:
+    Examples:
         >>> from axial.layers import BatchNormConfig, Conv
         >>> x = tf.ones([2, 9, 7, 16])
         >>> y = Conv(8, 3, BatchNormConfig())(x)
@@ -220,10 +220,10 @@ class SeparableConv(Layer):
         backend: see `RowsDepthwiseConv2D`.
 
     Shapes:
-        x: [N, h, w, C]
-        output: [N, ceil(h / strides), ceil(w / strides), filters]
+        - x: [N, h, w, C]
+        - output: [N, ceil(h / strides), ceil(w / strides), filters]
 
-    Example:
+    Examples:
         >>> from axial.layers import BatchNormConfig, SeparableConv
         >>> x = tf.ones([2, 9, 7, 16])
         >>> y = SeparableConv(8, 3, BatchNormConfig())(x)

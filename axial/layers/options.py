@@ -19,7 +19,7 @@ def _nested(field, value):
 def flatten(options):
     """dict from the flat name of each option to its value.
 
-    Example:
+    Examples:
         >>> from axial.models.axial_deeplab.axial_resnet import AxialResNetOptions
         >>> flatten(AxialResNetOptions(width=0.5))["heads"]
         8

@@ -51,7 +51,7 @@ def build_model(name: str, num_classes: int, norm: Norm = BatchNormConfig(), **c
     Raises:
         InputError: a name or an argument is unknown (the message suggests the nearest), or the model rejects a value.
 
-    Example:
+    Examples:
         >>> model = build_model("axial_deeplab_nano", num_classes=19)
         >>> model(tf.zeros([1, 65, 65, 3]))["semantic_logits"].shape
         TensorShape([1, 17, 17, 19])

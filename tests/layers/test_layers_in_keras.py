@@ -95,7 +95,7 @@ def test_shapes_of_docstrings(name):
     """Tensors have the shapes in the docstring. A letter stands for a size, and a name for an argument's value."""
     layer, x = LAYERS[name][0](), inputs_of(name)
     (section,) = re.findall(r"^Shapes:\n((?:    .+\n?)+)", inspect.getdoc(type(layer)), re.MULTILINE)
-    lines = dict(re.findall(r"^    (\w+): (.+)$", section, re.MULTILINE))
+    lines = dict(re.findall(r"^    - (\w+): (.+)$", section, re.MULTILINE))
     assert [*lines] == [*inspect.signature(layer.call).parameters][: len(x)] + ["output"]
     sizes = {"ceil": math.ceil, **layer.get_config(), **dataclasses.asdict(getattr(layer, "spec", NORM))}
     for line, tensor in zip(lines.values(), [*x, layer(*x)]):

@@ -22,8 +22,8 @@ class FoldedAttention(Unfolded, Layer):
         spec: `AttentionSpec`.
 
     Shapes:
-        x: [N, h, w, C], h and w static
-        output: [N, h, w, value_channels]
+        - x: [N, h, w, C], h and w static
+        - output: [N, h, w, value_channels]
     """
 
     def __init__(self, spec, name=None):

@@ -296,8 +296,8 @@ class Attention(Layer):
         inner_norm: whether q, k, v and the logit terms have batch norms. The output terms always have them.
 
     Shapes:
-        x: [N, h, w, C], h and w static
-        output: [N, h, w, value_channels]
+        - x: [N, h, w, C], h and w static
+        - output: [N, h, w, value_channels]
     """
 
     def __init__(self, spec, norm=BatchNormConfig(), inner_norm=True, **kwargs):
@@ -422,14 +422,14 @@ class AxialAttention(Attention):
         norm: `BatchNormConfig`.
 
     Shapes:
-        x: [N, h, w, C], h and w static
-        output: [N, h, w, value_channels]
+        - x: [N, h, w, C], h and w static
+        - output: [N, h, w, value_channels]
 
     Raises:
         InputError: the span is even, the heads do not divide the channels, no logit term is in use, or a name is
             unknown.
 
-    Example:
+    Examples:
         >>> layer = AxialAttention(64, 128, axis="width", span=65)
         >>> layer(tf.random.normal([1, 33, 129, 128])).shape
         TensorShape([1, 33, 129, 128])
@@ -473,13 +473,13 @@ class LocalAttention(Attention):
         norm: `BatchNormConfig`.
 
     Shapes:
-        x: [N, h, w, C], h and w static
-        output: [N, h, w, value_channels]
+        - x: [N, h, w, C], h and w static
+        - output: [N, h, w, value_channels]
 
     Raises:
         InputError: the span is even, the heads do not divide the channels, or a name is unknown.
 
-    Example:
+    Examples:
         >>> layer = LocalAttention(64, 64, position_sensitive=True)
         >>> layer(tf.random.normal([1, 33, 5, 128])).shape
         TensorShape([1, 33, 5, 64])

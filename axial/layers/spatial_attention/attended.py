@@ -73,10 +73,10 @@ class Attended(Unfolded, Layer):
         attention: the layer A.
 
     Shapes:
-        x: [N, h, w, C] or [N, L, C]
-        output: [N, h, w, C] or [N, L, C]
+        - x: [N, h, w, C] or [N, L, C]
+        - output: [N, h, w, C] or [N, L, C]
 
-    Example:
+    Examples:
         >>> from axial.layers import Attended, GeneralizedAttention
         >>> x = tf.ones([2, 9, 7, 16])
         >>> y = Attended(GeneralizedAttention())(x)
@@ -114,10 +114,10 @@ class AttendedMiddle(Layer):
         deformable: further arguments of `DeformableConv`.
 
     Shapes:
-        x: [N, h, w, C]
-        output: [N, ceil(h / strides), ceil(w / strides), filters]
+        - x: [N, h, w, C]
+        - output: [N, ceil(h / strides), ceil(w / strides), filters]
 
-    Example:
+    Examples:
         >>> from axial.layers import AttendedMiddle, Mechanism
         >>> x = tf.ones([2, 9, 7, 16])
         >>> y = AttendedMiddle(16, None, mechanism=Mechanism("0010"))(x)

@@ -230,13 +230,13 @@ class DeformableConv(Layer):
         form: one of `FORMS`.
 
     Shapes:
-        x: [N, h, w, C], h and w static
-        output: [N, ceil(h / strides), ceil(w / strides), filters] with the default padding
+        - x: [N, h, w, C], h and w static
+        - output: [N, ceil(h / strides), ceil(w / strides), filters] with the default padding
 
     Raises:
         InputError: the kernel is even, groups do not divide channels, or a name is unknown.
 
-    Example:
+    Examples:
         >>> layer = DeformableConv(16, 3, None, strides=2)
         >>> layer(tf.random.normal([1, 9, 7, 8])).shape
         TensorShape([1, 5, 4, 16])
@@ -351,13 +351,13 @@ class DeformableConv1D(Layer):
         offset_rate, form: see `DeformableConv`.
 
     Shapes:
-        x: [N, L, C], L static
-        output: [N, L, filters]
+        - x: [N, L, C], L static
+        - output: [N, L, filters]
 
     Raises:
         InputError: the kernel is even, or a name is unknown.
 
-    Example:
+    Examples:
         >>> from axial.layers import DeformableConv1D
         >>> x = tf.ones([2, 9, 16])
         >>> y = DeformableConv1D(8)(x)

@@ -84,13 +84,13 @@ class DynamicConv(Unfolded, Layer):
         causal: whether the taps of a token are only at this token and at earlier tokens.
 
     Shapes:
-        x: [N, h, w, C] or [N, L, C]; h, w and L static
-        output: [N, h, w, C] or [N, L, C]
+        - x: [N, h, w, C] or [N, L, C]; h, w and L static
+        - output: [N, h, w, C] or [N, L, C]
 
     Raises:
         InputError: the kernel is even, the groups do not divide the channels, or a map is causal.
 
-    Example:
+    Examples:
         >>> layer = DynamicConv(7, groups=4, axes=1)
         >>> layer(tf.random.normal([2, 5, 8])).shape
         TensorShape([2, 5, 8])

@@ -54,8 +54,8 @@ class GeneralizedAttention(Unfolded, Layer):
             the weights of maps that are computed in chunks.
 
     Shapes:
-        x: [N, h, w, C] or [N, L, C]; h, w and L static
-        output: [N, h, w, C] or [N, L, C]
+        - x: [N, h, w, C] or [N, L, C]; h, w and L static
+        - output: [N, h, w, C] or [N, L, C]
 
     The layer supports Keras masks: a masked key has weight 0, and the layer passes the mask on to the next layer.
 
@@ -63,7 +63,7 @@ class GeneralizedAttention(Unfolded, Layer):
         InputError: the attention type is unknown, the heads do not divide the channels, the window is even or combined
             with a key stride, a map is causal, or the key stride is larger than the map.
 
-    Example:
+    Examples:
         >>> layer = GeneralizedAttention("0110")
         >>> layer(tf.random.normal([2, 9, 7, 32])).shape
         TensorShape([2, 9, 7, 32])

@@ -119,10 +119,10 @@ class EncoderLayer(Layer):
         dropout: dropout rate of each residual branch.
 
     Shapes:
-        x: [N, L, channels], L static
-        output: [N, L, channels]
+        - x: [N, L, channels], L static
+        - output: [N, L, channels]
 
-    Example:
+    Examples:
         >>> from axial.layers import EncoderLayer
         >>> x = tf.ones([2, 9, 16])
         >>> y = EncoderLayer(16, 32)(x)
@@ -168,11 +168,11 @@ class DecoderLayer(EncoderLayer):
         memory: `Mechanism` of the encoder-decoder attention. Only its name, an attention type, and its heads are used.
 
     Shapes:
-        x: [N, L, channels], L static
-        memory: [N, M, C], M static
-        output: [N, L, channels]
+        - x: [N, L, channels], L static
+        - memory: [N, M, C], M static
+        - output: [N, L, channels]
 
-    Example:
+    Examples:
         >>> from axial.layers import DecoderLayer
         >>> tokens, memory = tf.ones([2, 9, 16]), tf.ones([2, 5, 16])
         >>> y = DecoderLayer(16, 32)(tokens, memory)
