@@ -382,6 +382,11 @@ class Task(Checked, abc.ABC):
     def example(self, given: typing.Any) -> dict:
         """An example for `predictions`, from a photo, uint8 [h, w, 3], or a text, string []."""
 
+    def expect(self, size: tf.Tensor) -> list[tf.Operation]:
+        """Ops that raise InvalidArgumentError if `serve` takes no photo of a size (h, w), int32 [2]; here none."""
+        del size
+        return []
+
     @abc.abstractmethod
     def serve(self, model: Network, image: tf.Tensor) -> dict[str, tf.Tensor]:
         """The prediction for one photo, uint8 [h, w, 3], as an export returns it; see `Server`.

@@ -150,16 +150,23 @@ class DensePrediction(Task):
         canvas, valid_size = preprocess(image, self.canvases)
         return {"image": canvas, "valid_size": valid_size, "size": tf.shape(image)[:2]}
 
+    def expect(self, size):
+        """See `Task.expect`."""
+        return self._served().expect(size)
+
     def serve(self, model, image):
         """The prediction for one photo, uint8 [h, w, 3], as an export returns it; see `Server`."""
-        placed, valid_size = preprocess(image, self.data.canvases(one=True))
-        if self.scale is not None:  # for users who call the export without `Predictor`, which makes tiles
-            fits = tf.reduce_all((valid_size > 0) & (valid_size <= self.canvas))
-            text = f"times {self.scale:g}, the photo has no pixel or is larger than the canvas {self.canvas}"
-            with tf.control_dependencies([tf.debugging.Assert(fits, [text])]):
-                placed = tf.identity(placed)
-        result = self.segment(self.maps(model, placed[None]))
-        return self.on_photo({k: v[0] for k, v in result.items()}, valid_size, tf.shape(image)[:2])
+
+        def predict(image):
+            placed, valid_size = preprocess(image, self.data.canvases(one=True))
+            result = self.segment(self.maps(model, placed[None]))
+            return self.on_photo({k: v[0] for k, v in result.items()}, valid_size, tf.shape(image)[:2])
+
+        return self._served().serve(predict, image)
+
+    def _served(self):
+        """The `Tiled` of an export, which has only the largest canvas."""
+        return dataclasses.replace(Tiled.from_task(self), canvas=self.data.canvases(one=True))
 
     def on_photo(self, result, valid_size, size):
         """Maps a prediction from the canvas to the photo's own size; see `photo_prediction`."""
