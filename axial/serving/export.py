@@ -4,10 +4,12 @@ import contextlib
 import functools
 import math
 import os
+import pathlib
 
 import numpy as np
 import tensorflow as tf
 import tf_keras as keras
+from tensorflow.core.protobuf import saved_model_pb2
 
 from axial.data.decode import decode, orientation, turn
 from axial.data.preprocess import tile_size
@@ -82,6 +84,7 @@ class Server(tf.Module):
         results = tf.map_fn(one, encoded, fn_output_signature=specs, parallel_iterations=1)
         return {k: x.to_tensor() if isinstance(x, tf.RaggedTensor) else x for k, x in results.items()}
 
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([], tf.string)])
     def _upright(self, encoded):
         """The upright photo of a file, string [], as uint8 [h, w, 3]."""
         return turn(decode(encoded, self._task.spec.levels), orientation(encoded))
@@ -93,7 +96,7 @@ class Server(tf.Module):
         text = tf.strings.format(f"image: {{}}x{{}} pixels (h x w); expected 1 to {LARGEST_PIXELS}", tf.unstack(size))
         with tf.control_dependencies([tf.debugging.Assert((pixels > 0) & (pixels <= LARGEST_PIXELS), [text])]):
             size = tf.identity(size)
-        with tf.control_dependencies(self._task.expect(size)):
+        with tf.control_dependencies(self._task.expect(size) if self._task.expect else []):
             return tf.identity(image)
 
     def requests(self):
@@ -134,8 +137,20 @@ def write_saved_model(task, folded, folder, compiled=False):
     """
     with device.portable() if compiled else contextlib.nullcontext():
         server = Server(task, folded, compiled=True) if compiled else (task.server or Server)(task, folded)
-        tf.saved_model.save(server, folder, server.signatures())
+        options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
+        tf.saved_model.save(server, folder, server.signatures(), options)
+    _forget_gradients(os.path.join(folder, "saved_model.pb"))
     write_warmup(os.path.join(folder, WARMUP), server.requests())
+
+
+def _forget_gradients(path):
+    """Deletes the names of the gradients that a saved_model.pb lacks. TensorFlow would warn of them at each loading."""
+    model = saved_model_pb2.SavedModel.FromString(pathlib.Path(path).read_bytes())
+    for function in model.meta_graphs[0].graph_def.library.function:
+        for node in function.node_def:
+            if "_gradient_op_type" in node.attr:
+                del node.attr["_gradient_op_type"]
+    pathlib.Path(path).write_bytes(model.SerializeToString(deterministic=True))
 
 
 def write_warmup(path, requests):

@@ -268,6 +268,8 @@ class Task(Checked, abc.ABC):
         counted: whether the losses divide by `counts`. Otherwise each loss is a mean over the images of a batch.
         branched: whether `by_shape` makes a branch in the graph for each possible shape of a batch.
         server: class that defines an export's signatures; None for `axial.serving.export.Server`, which takes photos.
+        expect: function of the size (h, w), int32 [2], of a photo for `serve`. It returns ops that raise
+            InvalidArgumentError for a size that `serve` does not take. None if `serve` takes all sizes.
         served: rows (name, type, shape, meaning) of the outputs of `serve`, for the card of an export. [h, w] is the
             photo's size, C the number of classes.
 
@@ -285,7 +287,7 @@ class Task(Checked, abc.ABC):
     configures: typing.ClassVar[tuple[type, ...]]
     canvas: typing.ClassVar[tuple[int, ...]]
     trained_by = served = ()
-    finish = scale = server = None
+    finish = scale = server = expect = None
     loss_names = ("total",)
     multi_scale = (1.0,)
     instances = True
@@ -381,11 +383,6 @@ class Task(Checked, abc.ABC):
     @abc.abstractmethod
     def example(self, given: typing.Any) -> dict:
         """An example for `predictions`, from a photo, uint8 [h, w, 3], or a text, string []."""
-
-    def expect(self, size: tf.Tensor) -> list[tf.Operation]:
-        """Ops that raise InvalidArgumentError if `serve` takes no photo of a size (h, w), int32 [2]; here none."""
-        del size
-        return []
 
     @abc.abstractmethod
     def serve(self, model: Network, image: tf.Tensor) -> dict[str, tf.Tensor]:

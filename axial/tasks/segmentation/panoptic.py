@@ -61,6 +61,7 @@ class DensePrediction(Task):
 
     Attributes:
         canvases: canvas argument of `preprocess`: (height, width) or a `ScaledCanvas`.
+        exported: the `Tiled` of an export, which has only the largest canvas.
 
     Raises:
         InputError: the data does not exist.
@@ -94,6 +95,8 @@ class DensePrediction(Task):
         if self.scale is not None:
             self.settings |= {SCALE: self.scale, "tile_overlap": self.canvases.overlap}
             self.about = Tiled.from_task(self).about()
+        self.exported = dataclasses.replace(Tiled.from_task(self), canvas=self.data.canvases(one=True))
+        self.expect = self.exported.expect
 
     def resized(self, canvas):
         """A copy with another canvas for predictions. The areas of the grouping are scaled with that of the canvas.
@@ -150,10 +153,6 @@ class DensePrediction(Task):
         canvas, valid_size = preprocess(image, self.canvases)
         return {"image": canvas, "valid_size": valid_size, "size": tf.shape(image)[:2]}
 
-    def expect(self, size):
-        """See `Task.expect`."""
-        return self._served().expect(size)
-
     def serve(self, model, image):
         """The prediction for one photo, uint8 [h, w, 3], as an export returns it; see `Server`."""
 
@@ -162,11 +161,7 @@ class DensePrediction(Task):
             result = self.segment(self.maps(model, placed[None]))
             return self.on_photo({k: v[0] for k, v in result.items()}, valid_size, tf.shape(image)[:2])
 
-        return self._served().serve(predict, image)
-
-    def _served(self):
-        """The `Tiled` of an export, which has only the largest canvas."""
-        return dataclasses.replace(Tiled.from_task(self), canvas=self.data.canvases(one=True))
+        return self.exported.serve(predict, image)
 
     def on_photo(self, result, valid_size, size):
         """Maps a prediction from the canvas to the photo's own size; see `photo_prediction`."""

@@ -146,32 +146,34 @@ class Tiled:
         """
         if not isinstance(self.canvas, ScaledCanvas):
             return predict(image)
-        size, scale, (height, width) = tf.shape(image)[:2], self.canvas.scale, self.canvas.tile
+        size, canvas = tf.shape(image)[:2], self.canvas
+        whole = tf.reduce_all(scaled_size(size, canvas.scale) <= canvas.largest)
+        tile = height, width = tf.unstack(tf.where(whole, size, canvas.tile))
+        axes = zip(tf.unstack(size), tile)
+        starts = [tile_starts(*axis, canvas.overlap, STRIDE / canvas.scale) for axis in axes]
+        # TensorFlow would copy the network into the loop.
         predict = tf.function(predict, autograph=False, experimental_attributes={"_noinline": True})
 
-        def tiled():
-            axes = zip(tf.unstack(size), self.canvas.tile)
-            starts = [tile_starts(*axis, self.canvas.overlap, STRIDE / scale) for axis in axes]
+        def one(corner):
+            y, x = tf.unstack(corner)
+            result = predict(image[y : y + height, x : x + width])
+            result["panoptic"] = result["panoptic"][: tf.where(whole, height, 0)]  # `join` does not need it
+            return {**result, **{name: tf.RaggedTensor.from_tensor(result[name]) for name in maps}}
 
-            def one(low):
-                result = predict(image[low[0] : low[0] + height, low[1] : low[1] + width])
-                maps = (tf.RaggedTensor.from_tensor(result[name]) for name in ("semantic", "instance"))
-                return *maps, result["score"], result["dropped"]
+        maps = dict.fromkeys(("panoptic", "semantic", "instance"), tf.RaggedTensorSpec([None, None], tf.int32, 1))
+        others = {"score": tf.TensorSpec([None], tf.float32), "dropped": tf.TensorSpec([], tf.int32)}
+        tiles = tf.map_fn(one, _corners(starts), fn_output_signature={**maps, **others}, parallel_iterations=1)
+        tiles |= {name: tiles[name].to_tensor() for name in maps}
 
-            map_spec, score_spec = tf.RaggedTensorSpec([None, None], tf.int32, 1), tf.TensorSpec([None], tf.float32)
-            signature = map_spec, map_spec, score_spec, tf.TensorSpec([], tf.int32)
-            *maps, score, dropped = tf.map_fn(
-                one, _corners(starts), fn_output_signature=signature, parallel_iterations=1
-            )
-            padded = (x.to_tensor() for x in maps)
-            joined, counts = _join_graph(self.spec, self.grouping, scale)(*padded, score, *starts, size)
+        def joined():
+            inputs = (tiles[name] for name in ("semantic", "instance", "score"))
+            result, counts = _join_graph(self.spec, self.grouping, canvas.scale)(*inputs, *starts, size)
             text = f"image: {{}} instances of a class; the label_divisor has room for {self.spec.label_divisor - 1}"
             most = tf.reduce_max(counts)
             tf.debugging.Assert(most < self.spec.label_divisor, [tf.strings.format(text, most)])
-            return {**joined, "dropped": tf.reduce_max(dropped)}
+            return {**result, "dropped": tf.reduce_max(tiles["dropped"])}
 
-        whole = tf.reduce_all(scaled_size(size, scale) <= self.canvas.largest)
-        return tf.cond(whole, lambda: predict(image), tiled)
+        return tf.cond(whole, lambda: {name: x[0] for name, x in tiles.items()}, joined)
 
 
 def _name(example):
