@@ -150,7 +150,7 @@ def _predict_photos(predictor, names, given):
     from axial.serving.result import Result
 
     broken, photos, tables = [], set(map(os.path.realpath, names)), []
-    needing = given.changed("label_image", "geojson", "table")
+    needing = next(iter(given.changed("label_image", "geojson", "table")), None)
 
     def finish(photo):
         """Predicts a photo and writes its files, none if it does not suit the flags. Returns a text if it is broken."""
@@ -174,9 +174,7 @@ def _predict_photos(predictor, names, given):
                 continue
             result, files, table = outcome
             if not files:
-                raise InputError(
-                    f"--{next(iter(needing))}: {given.model} does {predictor.evaluator.name}, and {NO_PIXELS}"
-                )
+                raise InputError(f"--{needing}: {given.model} does {predictor.evaluator.name}, and {NO_PIXELS}")
             tables += table
             say(f"{photo} -> {', '.join(files)}: {result.summary}")
             for warning in result.warnings:

@@ -151,7 +151,7 @@ class Tiled:
         tile = height, width = tf.unstack(tf.where(whole, size, canvas.tile))
         axes = zip(tf.unstack(size), tile)
         starts = [tile_starts(*axis, canvas.overlap, STRIDE / canvas.scale) for axis in axes]
-        # TensorFlow would copy the network into the loop.
+        # A function of its own: without this attribute, TensorFlow would make the network a part of the loop.
         predict = tf.function(predict, autograph=False, experimental_attributes={"_noinline": True})
 
         def one(corner):
@@ -284,7 +284,11 @@ def join(results, tiling, *, spec, grouping, scale):
 
 @functools.cache
 def _join_graph(spec, grouping, scale):
-    """The graph that joins the tiles of photos of any size: a `tf.function` of `_joined`'s arguments."""
+    """The graph that joins tiles, for photos of any size; see `join`.
+
+    Its arguments are the tiles' maps 'semantic' and 'instance', int32 [T, h, w], and 'score', float32 [T, K], padded
+    with 0; then the two arrays of `Tiling.starts`, and the photo's size, int32 [2].
+    """
     stuff_area, thing_area = (math.ceil(round(x / scale**2, 6)) for x in (grouping.stuff_area, grouping.thing_area))
     photo_grouping = dataclasses.replace(grouping, stuff_area=stuff_area, thing_area=thing_area)
 
@@ -300,9 +304,8 @@ def _join_graph(spec, grouping, scale):
     int_spec, float_spec = (functools.partial(tf.TensorSpec, dtype=dtype) for dtype in (tf.int32, tf.float32))
     maps = [int_spec([None, None, None])] * 2
     signature = [*maps, float_spec([None, None]), int_spec([None]), int_spec([None]), int_spec([2])]
-    return tf.function(
-        functools.partial(run), autograph=False, input_signature=signature
-    )  # `run` would warn of retracing
+    graph = functools.partial(run)  # `run` itself would warn of retracing
+    return tf.function(graph, autograph=False, input_signature=signature)
 
 
 class _Tiles:
