@@ -16,8 +16,8 @@ tensorflow_text.
 Each export has a card, README.md: input and output, scores and their splits, licence, commands. It shows the scores by
 which the checkpoint was chosen. --license adds the licence of the weights.
 
-If the run scales all photos by one factor, the export does too, and has only the largest canvas. axial-predict and
-axial-evaluate cut larger photos into tiles. The signatures of a SavedModel refuse larger photos.
+If the run scales all photos by one factor, the export does too, and has only the largest canvas. axial-predict,
+axial-evaluate and the signatures of a SavedModel cut larger photos into tiles.
 """
 
 from axial.cli import app, flags

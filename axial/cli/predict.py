@@ -29,6 +29,7 @@ DataConfig.tile_overlap pixels, and join the segments of the tiles.
 An export predicts at one scale. To average over scales and mirror images, use the run.
 """
 
+import concurrent.futures
 import itertools
 import os
 
@@ -41,6 +42,8 @@ from axial.io.check import convert_pixel_size
 from axial.io.read import first_line
 from axial.io.show import counted, csv_text, say
 from axial.io.write import name_broken, try_folder, write_text
+
+THREADS = 2  # while the network predicts one photo, a second one is read, or its files are written
 
 
 class Predict(flags.Looks):
@@ -147,26 +150,37 @@ def _predict_photos(predictor, names, given):
     from axial.serving.result import Result
 
     broken, photos, tables = [], set(map(os.path.realpath, names)), []
-    needing = given.changed("label_image", "geojson", "table")
-    for photo, name in names.items():
+    needing = next(iter(given.changed("label_image", "geojson", "table")), None)
+
+    def finish(photo):
+        """Predicts a photo and writes its files, none if it does not suit the flags. Returns a text if it is broken."""
         try:
             image, stored = read_photo(photo, predictor.spec.levels)
         except InputError as error:
-            broken.append(str(error))
-            continue
+            return str(error)
         try:
             result = Result.of(predictor, image, photo, stored)
             suits = not needing or result.labels is not None
-            files = _write(result, os.path.join(given.output_dir, name), photos, given) if suits else []
-            tables += [columns(result, given.pixel_size)] if given.table and suits else []
+            files = _write(result, os.path.join(given.output_dir, names[photo]), photos, given) if suits else []
+            return result, files, [columns(result, given.pixel_size)] if given.table and suits else []
         except (OSError, InputError) as error:  # for example, its size does not suit the scale
-            broken.append(f"{photo}: {first_line(error)}")
-            continue
-        if not suits:
-            raise InputError(f"--{next(iter(needing))}: {given.model} does {predictor.evaluator.name}, and {NO_PIXELS}")
-        say(f"{photo} -> {', '.join(files)}: {result.summary}")
-        for warning in result.warnings:
-            say(f"{photo}: {warning}", error=True)
+            return f"{photo}: {first_line(error)}"
+
+    pool = concurrent.futures.ThreadPoolExecutor(THREADS)
+    try:
+        for photo, outcome in zip(names, pool.map(finish, names)):
+            if isinstance(outcome, str):
+                broken.append(outcome)
+                continue
+            result, files, table = outcome
+            if not files:
+                raise InputError(f"--{needing}: {given.model} does {predictor.evaluator.name}, and {NO_PIXELS}")
+            tables += table
+            say(f"{photo} -> {', '.join(files)}: {result.summary}")
+            for warning in result.warnings:
+                say(f"{photo}: {warning}", error=True)
+    finally:
+        pool.shutdown(cancel_futures=True)
     if tables:
         _write_table(given.table, tables)
     if len(broken) == 1:

@@ -9,7 +9,7 @@ import functools
 import tensorflow as tf
 
 from axial.data.levels import DEEP_DIVISORS, DEPTH, NOISE, NOISE_VALUES, PERCENTILES
-from axial.io.images import LARGEST_PIXELS, MOST_SCANNED
+from axial.io.images import LARGEST_PIXELS, MOST_SCANNED, TIFF_STARTS
 
 _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM")  # JPEG, PNG, GIF and BMP; WebP's is in `_format`
 _JPEG, _PNG, _GIF, _BMP, _WEBP, _OTHER = range(6)
@@ -81,7 +81,8 @@ def _format(encoded):
 
 
 def _refuse(unless, text):
-    return tf.control_dependencies([tf.debugging.Assert(unless, [f"{text}; save the photo as a PNG or RGB JPEG"])])
+    text = tf.strings.join(["encoded: ", text, "; save the photo as a PNG or RGB JPEG"])
+    return tf.control_dependencies([tf.debugging.Assert(unless, [text])])
 
 
 def _jpeg(encoded):
@@ -103,7 +104,7 @@ def _png(encoded, levels):
         return tf.cast(values // tf.gather(DEEP_DIVISORS, tf.math.count_nonzero(beyond)), tf.uint8)
 
     pixels = tf.reduce_prod([tf.cast(_number(encoded, offset, big=True), tf.int64) for offset in (16, 20)])
-    with _refuse(pixels <= LARGEST_PIXELS, "a PNG of too many pixels"):
+    with _refuse(pixels <= LARGEST_PIXELS, f"a PNG of too many pixels, at most {LARGEST_PIXELS} are read"):
         return tf.cond(_bytes(encoded, 24, 1)[0] == 16, deep, lambda: tf.io.decode_png(encoded, channels=3))
 
 
@@ -178,7 +179,9 @@ def _webp(encoded):
 
 
 def _other(encoded):
-    with _refuse(False, "not a JPEG, PNG, WebP, GIF or BMP"):
+    is_tiff = tf.reduce_any(_slice(encoded, 0, 4) == tf.constant(TIFF_STARTS))
+    kind = tf.where(is_tiff, "a TIFF, which only axial-predict reads", "not a JPEG, PNG, WebP, GIF or BMP")
+    with _refuse(False, kind):
         return tf.zeros([1, 1, 3], tf.uint8)
 
 

@@ -45,6 +45,7 @@ class ScaledCanvas:
         `overlap` is the tiles' overlap in pixels of the photo; None for a quarter of a tile's smaller side.
         """
         overlap = min(tile_size(canvas, scale)) // 4 if overlap is None else overlap
+        scale = float(np.float32(scale))  # as exports store it: the tiles of a run and of its export are equal
         return cls(scale, *map(canvas_sides, canvas), overlap)
 
     @property

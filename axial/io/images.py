@@ -37,7 +37,7 @@ _COPY, _MASK = 1, 4  # bits of NewSubfileType: a smaller copy of another page, a
 # Bytes per value of the TIFF types that Pillow reads.
 _TIFF_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}
 _TIFF_TEXTS = (1, 2, 7)  # types whose values Pillow keeps as bytes
-_TIFF_STARTS = (b"II*\0", b"II\0*", b"II+\0", b"MM\0*", b"MM*\0", b"MM\0+")
+TIFF_STARTS = (b"II*\0", b"II\0*", b"II+\0", b"MM\0*", b"MM*\0", b"MM\0+")
 
 
 def open_image(path, data):
@@ -52,7 +52,7 @@ def open_image(path, data):
             pixels, or decoding takes far more time or memory than its pixels need.
     """
     with _named(path, data):
-        if data[:4] in _TIFF_STARTS:
+        if data[:4] in TIFF_STARTS:
             _check_tags(path, data)
         image = Image.open(io.BytesIO(data), formats=FORMATS)
         _check_work(path, data, image)
@@ -100,7 +100,7 @@ def _named(path, data):
         why = f"not a whole image ({first_line(error)})"
         if isinstance(error, Image.DecompressionBombError):
             why = f"too many pixels, at most {LARGEST_PIXELS} are read"
-        elif data[:4] in _TIFF_STARTS:
+        elif data[:4] in TIFF_STARTS:
             why = f"not a whole TIFF, or one of pixels, planes or a compression that Pillow does not read; {TIFF_FORMS}"
         elif isinstance(error, Image.UnidentifiedImageError):
             why = f"not an image, or not a whole one; expected {FORMAT_NAMES}"

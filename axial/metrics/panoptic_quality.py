@@ -165,8 +165,10 @@ class PanopticQuality:
 
 def split_segments(panoptic, spec):
     """The `Segments` of a panoptic map, int [h, w]: class x label_divisor + instance. Class spec.ignore is void."""
+    most = spec.num_classes * spec.label_divisor
+    panoptic = np.minimum(panoptic, most)  # the number of void may be so large that counting up to it takes long
     labels = np.flatnonzero(np.bincount(np.ravel(panoptic)))
-    keep = labels // spec.label_divisor != spec.ignore
+    keep = labels < most
     number = np.zeros(labels[-1] + 1, np.int32)
     number[labels] = np.where(keep, np.cumsum(keep), 0)
     return Segments(number[panoptic], labels[keep] // spec.label_divisor)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import threading
 import typing
 
 import numpy as np
@@ -41,6 +42,7 @@ class Predictor:
         predictions: function that maps evaluation examples to an iterator of (example, prediction).
         task, model: the task and its model or `FileModel`; None for a SavedModel.
         copies: dict from sizes to the predictors of `resized`.
+        lock: held while the network runs. Calls of several threads run one after the other, to bound the memory.
     """
 
     spec: DatasetSpec | TextSpec
@@ -53,9 +55,12 @@ class Predictor:
     task: Task | None = None
     model: typing.Callable | None = None
     copies: dict = dataclasses.field(default_factory=dict)
+    lock: typing.Any = dataclasses.field(default_factory=threading.Lock)
 
     def __call__(self, value):
-        ((_, prediction),) = self.predictions([self.example(value)])
+        example = self.example(value)
+        with self.lock:
+            ((_, prediction),) = self.predictions([example])
         return {name: np.asarray(value) for name, value in prediction.items()}
 
     @classmethod

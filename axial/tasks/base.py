@@ -267,6 +267,8 @@ class Task(Checked, abc.ABC):
         counted: whether the losses divide by `counts`. Otherwise each loss is a mean over the images of a batch.
         branched: whether `by_shape` makes a branch in the graph for each possible shape of a batch.
         server: class that defines an export's signatures; None for `axial.serving.export.Server`, which takes photos.
+        expect: function of the size (h, w), int32 [2], of a photo for `serve`. It returns ops that raise
+            InvalidArgumentError for a size that `serve` does not take. None if `serve` takes all sizes.
         served: rows (name, type, shape, meaning) of the outputs of `serve`, for the card of an export. [h, w] is the
             photo's size, C the number of classes.
 
@@ -284,7 +286,7 @@ class Task(Checked, abc.ABC):
     configures: typing.ClassVar[tuple[type, ...]]
     canvas: typing.ClassVar[tuple[int, ...]]
     trained_by = served = ()
-    finish = scale = server = None
+    finish = scale = server = expect = None
     loss_names = ("total",)
     multi_scale = (1.0,)
     instances = True

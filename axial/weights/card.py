@@ -35,6 +35,7 @@ SERVER_INPUTS = {
     "text": [("text", "string", "[N]", "UTF-8, a sentence each")],
     "photo": [
         ("serving_default: encoded", "string", "[]", "the bytes of a photo's file: JPEG, PNG, WebP, GIF or BMP"),
+        ("batch: encoded", "string", "[n]", "n such photos; outputs are padded with 0, and size and error are added"),
         ("image: image", "uint8", "[h, w, 3]", "RGB from 0 to 255"),
     ],
 }

@@ -5,6 +5,7 @@
 %s --suite=runtime      the models of the paper's Table 8 with batch size 1
 %s --suite=scaling --figure=scaling.png
                         an attention layer for several image sizes and spans
+%s --suite=predict      axial-predict, and its network alone
 %s --suite=systems      the study's Transformer and Mask R-CNN, and the models of tf-models-official
 
 All forms (implementations) of a workload run in one process. Each round runs every form once, so that other load on the
@@ -62,7 +63,7 @@ WORKS = {
     "model_batch1": ("folded", "ours", "textbook", "resnet101"),
 }
 QUICK = ("layer_train", "layer_train_56", "model_batch1")
-MODULES = {"study": "study_speed", "systems": "systems"}  # suites in other modules
+MODULES = {"predict": "predict_speed", "study": "study_speed", "systems": "systems"}  # suites in other modules
 SIZES = (257, 513, 1025, 2049)  # widths of the images of --suite=scaling
 SPANS = (None, 129, 65, 17)
 ROWS_OF_STRIP, CHANNELS = 32, 64

@@ -107,7 +107,7 @@ REVIEWED = {
     ],
     "the last part of a path that the user gives": [
         ("cli/analyze.py", "_attention", "os.path.splitext(os.path.basename(given.image))[0]"),
-        ("cli/predict.py", "_predict_photos", "name"),
+        ("cli/predict.py", "finish", "names[photo]"),
     ],
     "the last part of a path that a list of checkpoints has": [],
     "it is only read, and a gin file may include any other": [("recipes/__init__.py", "find_file", "below")],

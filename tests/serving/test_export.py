@@ -1,30 +1,48 @@
 """Exports equal their models on photos of every kind, and have no batch norm."""
 
+import collections
+import concurrent.futures
+import contextlib
 import dataclasses
 import functools
+import http.server
+import io
 import json
 import os
 import pathlib
+import random
+import re
 import shutil
+import subprocess
+import sys
+import threading
+import urllib.request
 
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
+from google.protobuf import empty_pb2
+from google.protobuf.unknown_fields import UnknownFieldSet
+from PIL import Image
+from tensorflow.core.framework import tensor_pb2
 from tensorflow.core.protobuf import saved_model_pb2
 
+from axial.data.converters.nuclei import SAMPLE_DIR as NUCLEI_DIR
 from axial.data.files import load_photo
+from axial.data.labels import read_panoptic
 from axial.data.streams import decode_photo
 from axial.errors import InputError
 from axial.layers import device
 from axial.layers.batch_norm import BatchNormConfig
-from axial.serving.export import HASHES, export, fold, write_saved_model
+from axial.serving.export import HASHES, WARMUP, export, fold, write_saved_model
 from axial.serving.predictor import Predictor, check_export
 from axial.tasks.segmentation.evaluator import PANOPTIC
 from axial.tasks.segmentation.grouping import PostprocessConfig
-from tests.conftest import make_task, relative_error
+from axial.tasks.segmentation.tiles import Tiling
+from tests.conftest import ROOT, make_task, relative_error
 from tests.data.test_decode import more_photos, placed
-from tests.io.image_fixture import samples
+from tests.io.image_fixture import encoded, samples
 
 
 @pytest.fixture(scope="module")
@@ -235,24 +253,37 @@ def test_an_export_scales_photos_as_the_run_does(scaled):
             assert np.mean(actual[1][key].numpy() != reference[key].numpy()) < 1e-3, key
 
 
-def test_an_export_joins_the_tiles_of_larger_photos_as_the_run_does(scaled):
-    """A mosaic of 4x4 sample photos exceeds the canvas. 99 % of the export's pixels equal the model's pixels."""
+def test_tiles_in_the_graph_equal_those_of_the_predictor(scaled):
+    """The signatures return for photos of 1 to 4 tiles what the predictor returns, alone and in a batch.
+
+    99 % of the pixels of a photo of 4 tiles equal those of the run's predictor.
+    """
     task, model, path = scaled
-    predictor, one_canvas = Predictor.of_saved_model(path), dataclasses.replace(task, one_canvas=True)
+    predictor, signatures = Predictor.of_saved_model(path), tf.saved_model.load(path).signatures
     photo = np.tile(decode_photo(next(iter(task.eval_dataset()))), [4, 4, 1])
-    assert max(photo.shape) * 0.2 > 145  # larger than the canvas
-    expected, actual = Predictor.of_task(one_canvas, model)(photo), predictor(photo)
-    assert {name: x.shape for name, x in actual.items() if x.ndim == 2} == dict.fromkeys(
-        ("panoptic", "semantic", "instance"), photo.shape[:2]
-    )
+    photos = [photo[:height, :width] for height, width in ((50, 726), (647, 727), (648, 728), (900, 1300), (1500, 90))]
+    expected = [predictor(photo) for photo in photos]
+    assert [len(Tiling(x.shape[:2], (645, 725), 161, 80).boxes) for x in photos[2:]] == [4, 4, 2]
+    assert sum(len(np.unique(prediction["panoptic"])) > 3 for prediction in expected) > 3
+    by_run = Predictor.of_task(dataclasses.replace(task, one_canvas=True), model)(photos[3])
     for key in ("panoptic", "semantic"):
-        assert np.mean(actual[key] != expected[key]) < 0.01, key
-    with pytest.raises(tf.errors.InvalidArgumentError, match="has no pixel or is larger than the canvas"):
-        tf.saved_model.load(path).signatures["image"](image=tf.constant(photo))
+        assert np.mean(by_run[key] != expected[3][key]) < 0.01, key
+    broken = {2: b"II*\0", 4: b""}
+    files = [tf.io.encode_png(photo).numpy() for photo in photos]
+    served = [files[i] if i not in broken else broken[i] for i in range(5)] + [files[2], files[4]]
+    batch = signatures["batch"](encoded=tf.constant(served))
+    assert [i for i, error in enumerate(batch["error"].numpy()) if error] == [*broken]
+    for number, index in zip((0, 1, 3, 5, 6), (0, 1, 3, 2, 4)):
+        alone, (height, width) = signatures["image"](image=tf.constant(photos[index])), photos[index].shape[:2]
+        assert batch["size"][number].numpy().tolist() == [height, width]
+        for key, value in expected[index].items():
+            np.testing.assert_array_equal(alone[key], value, key)
+            inside = tuple(map(slice, value.shape))
+            np.testing.assert_array_equal(batch[key][number][inside], value, key)
 
 
 def test_an_export_names_photos_that_its_scale_does_not_suit(scaled):
-    """A batch, a photo that scales to 0 pixels, and a photo larger than the canvas raise errors with clear messages."""
+    """A batch, a photo that scales to 0 pixels and a photo without pixels raise errors with clear messages."""
     *_, path = scaled
     predictor, serve = Predictor.of_saved_model(path), tf.saved_model.load(path).signatures["image"]
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[1,90,90,3\] .* expected shape \[.,.,3\]"):
@@ -260,8 +291,10 @@ def test_an_export_names_photos_that_its_scale_does_not_suit(scaled):
     photo, words = np.zeros([1, 90, 3], np.uint8), "90x1 pixels become 18x0 .* 1x1"
     with pytest.raises(InputError, match=words):
         predictor(photo)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="has no pixel or is larger than the canvas"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="image: 1x90 pixels .* become 0x18 .* at least 1x1"):
         serve(image=tf.constant(photo))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="image: 0x90 pixels .*; expected 1 to 268435456"):
+        serve(image=tf.constant(photo[:0]))
     example = {
         "image/encoded": tf.io.encode_png(photo),
         "image/file_name": tf.constant("a.png"),
@@ -270,3 +303,128 @@ def test_an_export_names_photos_that_its_scale_does_not_suit(scaled):
     with pytest.raises(InputError, match=f"^a.png: {words}"):
         list(predictor.predictions([example]))
     assert predictor(np.zeros([645, 725, 3], np.uint8))["panoptic"].shape == (645, 725)
+
+
+# === A server on this machine ===
+
+
+@contextlib.contextmanager
+def serving(serve):
+    """Serves a signature on this machine. Yields a function from a photo's bytes to its outputs, or to an 'error'."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            data, body = self.rfile.read(int(self.headers["Content-Length"])), io.BytesIO()
+            try:
+                np.savez(body, **{name: x.numpy() for name, x in serve(encoded=tf.constant(data)).items()})
+            except tf.errors.InvalidArgumentError as error:
+                np.savez(body, error=str(error))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body.getvalue())
+
+        def log_message(self, *_):
+            pass
+
+    def ask(data):
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}", data, timeout=600) as answer:
+            return dict(np.load(io.BytesIO(answer.read())))
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield ask
+        server.shutdown()
+
+
+def check_load(path, photo, large, count, most):
+    """8 threads send photos and broken files to a server of an export. All answers equal the predictor's.
+
+    Args:
+        path: the export.
+        photo, large: uint8 [h, w, 3]. `large` needs tiles.
+        count: number of requests.
+        most: largest growth of this process, in KiB.
+    """
+    crops = ("PNG", photo[:150, :99]), ("JPEG", photo), ("WEBP", photo), ("JPEG", large), ("PNG", large[:60])
+    files = [encoded(Image.fromarray(crop), format) for format, crop in crops]
+    predictor = Predictor.of_saved_model(path)
+    expected = [predictor(np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))) for data in files]
+    assert max(len(np.unique(prediction["panoptic"])) for prediction in expected) > 2
+    expected += ["encoded: a TIFF, which only axial-predict reads", "encoded: not a JPEG, PNG, WebP, GIF or BMP", "PNG"]
+    files += [encoded(Image.fromarray(photo), "TIFF"), b"no photo", files[0][:500]]
+
+    def check(number):
+        answer = ask(files[number])
+        if isinstance(expected[number], str):
+            assert expected[number] in str(answer["error"])
+            return
+        for key, value in expected[number].items():
+            np.testing.assert_array_equal(answer[key], value, f"{number} {key}")
+
+    def resident(name):
+        return int(re.search(rf"{name}:\s+(\d+)", pathlib.Path("/proc/self/status").read_text())[1])
+
+    serve = tf.saved_model.load(path).signatures["serving_default"]
+    with serving(serve) as ask, concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(map(check, range(len(files))))
+        before = resident("VmRSS")
+        pathlib.Path("/proc/self/clear_refs").write_text("5")  # resets the peak, VmHWM
+        list(pool.map(check, random.Random(0).choices(range(len(files)), k=count)))
+    assert resident("VmHWM") - before < most
+
+
+@pytest.mark.parametrize("count", [32, pytest.param(200, marks=pytest.mark.slow)])
+def test_a_server_under_load(scaled, count):
+    task, _, path = scaled
+    photo = decode_photo(next(iter(task.eval_dataset()))).numpy()
+    check_load(path, photo, np.tile(photo, [2, 2, 1]), count, 2**19)
+
+
+@pytest.mark.slow
+def test_the_shipped_model_serves_large_photos(command, tmp_path):
+    """Its export predicts 2000x3000 pixels in 1.5 GB, besides TensorFlow's libraries, and serves 8 threads."""
+    path, photo = tmp_path / "export", tmp_path / "large.png"
+    assert command("export", "--model_dir=nuclei", f"--output_dir={path}").code == 0
+    photos = [np.asarray(Image.open(name)) for name in sorted((ROOT / NUCLEI_DIR / "test" / "photos").iterdir())]
+    row = np.concatenate([np.stack([x] * 3, -1) for x in photos if x.shape == (256, 256)][:12], 1)[:, :3000]
+    large = np.concatenate([np.roll(row, 300 * i, 1) for i in range(8)])[:2000]
+    Image.fromarray(large).save(photo)
+    script = (
+        "import sys, numpy, tensorflow as tf; model = tf.saved_model.load(sys.argv[1]);"
+        "outputs = model.signatures['serving_default'](encoded=tf.io.read_file(sys.argv[2]));"
+        "numpy.savez(sys.argv[3], **outputs); print(open('/proc/self/status').read())"
+    )
+    call = [sys.executable, "-c", script, path, photo, tmp_path / "served.npz"]
+    status = subprocess.run(call, check=True, capture_output=True, text=True).stdout
+    peak, libraries = (int(re.search(rf"{name}:\s+(\d+)", status)[1]) for name in ("VmHWM", "RssFile"))
+    assert peak - libraries < 1.5 * 2**20  # KiB
+    described = PANOPTIC.describe(large, dict(np.load(tmp_path / "served.npz")), check_export(str(path)))
+    result = command("predict", f"--model={path}", f"--output_dir={tmp_path}", photo)
+    assert result.code == 0 and len(described.segments) > 500 and large.shape == (2000, 3000, 3), result.err
+    np.testing.assert_array_equal(read_panoptic(str(tmp_path / "large.panoptic.png")), described.panoptic)
+    check_load(str(path), row[:, :256], row[:, :700], 200, 2**22)
+
+
+def test_warm_up_requests_of_tf_serving(scaled):
+    """The file has a request for each signature that takes photos, and its inputs are those of the signature.
+
+    The fields are read by their numbers in prediction_log.proto and predict.proto of TensorFlow Serving.
+    """
+
+    def fields(message):
+        """dict from field numbers to the list of their contents, in an encoded protocol buffer."""
+        contents = collections.defaultdict(list)
+        for field in UnknownFieldSet(empty_pb2.Empty.FromString(message)):
+            contents[field.field_number].append(field.data)
+        return contents
+
+    *_, path = scaled
+    signatures, names = tf.saved_model.load(path).signatures, []
+    for record in tf.data.TFRecordDataset(os.path.join(path, WARMUP)):
+        ((predict_log,),) = fields(record.numpy()).values()
+        ((request,),) = fields(predict_log).values()
+        (model_spec,), entries = fields(request)[1], map(fields, fields(request)[2])
+        names.append(fields(model_spec)[3][0].decode())
+        inputs = {e[1][0].decode(): tf.make_ndarray(tensor_pb2.TensorProto.FromString(e[2][0])) for e in entries}
+        assert signatures[names[-1]](**{name: tf.constant(x) for name, x in inputs.items()})
+    assert {*names} == {*signatures} - {"classes"}

@@ -245,7 +245,7 @@ def merge_semantic_and_instance(semantic, instance, most, *, spec, config):
     Returns:
         panoptic labels, int32 [H, W]; class of each instance, int32 [most + 1].
     """
-    pixels, classes = semantic.shape.num_elements(), spec.num_classes
+    pixels, classes = tf.size(semantic), spec.num_classes
     flat = tf.reshape(instance, [-1])
     votes = tf.raw_ops.DenseBincount(  # under XLA the size of tf.math.bincount is not static
         input=flat * classes + tf.reshape(semantic, [-1]), size=(most + 1) * classes, weights=tf.constant([], tf.int32)
@@ -333,6 +333,17 @@ def _components(labels):
     run = tf.reshape(tf.cumsum(tf.cast(tf.reshape(begins, [-1]), tf.int32)) - 1, tf.shape(labels))
     touch = (labels[1:] == labels[:-1]) & (begins[1:] | begins[:-1])  # one pixel for each pair of touching runs
     pairs = tf.concat([tf.boolean_mask(run[:-1], touch), tf.boolean_mask(run[1:], touch)], 0)
+    label = tf.boolean_mask(labels, begins)
+    return run, label, connected(tf.size(label), pairs)
+
+
+def connected(count, pairs):
+    """int32 [count]: the smallest number in the connected component of each number.
+
+    Args:
+        count: the numbers are 0 to count - 1.
+        pairs: int32 [2 x L], the first ends of L edges, and then their second ends.
+    """
 
     def hook(root, _):
         ends = tf.gather(root, pairs)
@@ -341,6 +352,4 @@ def _components(labels):
         new = tf.gather(new, new)
         return new, tf.reduce_any(new != root)
 
-    label = tf.boolean_mask(labels, begins)
-    start = tf.range(tf.size(label)), True
-    return run, label, tf.while_loop(lambda _, changed: changed, hook, start)[0]
+    return tf.while_loop(lambda _, changed: changed, hook, (tf.range(count), True))[0]

@@ -61,6 +61,7 @@ class DensePrediction(Task):
 
     Attributes:
         canvases: canvas argument of `preprocess`: (height, width) or a `ScaledCanvas`.
+        exported: the `Tiled` of an export, which has only the largest canvas.
 
     Raises:
         InputError: the data does not exist.
@@ -94,6 +95,8 @@ class DensePrediction(Task):
         if self.scale is not None:
             self.settings |= {SCALE: self.scale, "tile_overlap": self.canvases.overlap}
             self.about = Tiled.from_task(self).about()
+        self.exported = dataclasses.replace(Tiled.from_task(self), canvas=self.data.canvases(one=True))
+        self.expect = self.exported.expect
 
     def resized(self, canvas):
         """A copy with another canvas for predictions. The areas of the grouping are scaled with that of the canvas.
@@ -152,14 +155,13 @@ class DensePrediction(Task):
 
     def serve(self, model, image):
         """The prediction for one photo, uint8 [h, w, 3], as an export returns it; see `Server`."""
-        placed, valid_size = preprocess(image, self.data.canvases(one=True))
-        if self.scale is not None:  # for users who call the export without `Predictor`, which makes tiles
-            fits = tf.reduce_all((valid_size > 0) & (valid_size <= self.canvas))
-            text = f"times {self.scale:g}, the photo has no pixel or is larger than the canvas {self.canvas}"
-            with tf.control_dependencies([tf.debugging.Assert(fits, [text])]):
-                placed = tf.identity(placed)
-        result = self.segment(self.maps(model, placed[None]))
-        return self.on_photo({k: v[0] for k, v in result.items()}, valid_size, tf.shape(image)[:2])
+
+        def predict(image):
+            placed, valid_size = preprocess(image, self.data.canvases(one=True))
+            result = self.segment(self.maps(model, placed[None]))
+            return self.on_photo({k: v[0] for k, v in result.items()}, valid_size, tf.shape(image)[:2])
+
+        return self.exported.serve(predict, image)
 
     def on_photo(self, result, valid_size, size):
         """Maps a prediction from the canvas to the photo's own size; see `photo_prediction`."""

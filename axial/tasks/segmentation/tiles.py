@@ -13,22 +13,26 @@ to a neighbour or to the background. So tiles are joined by these rules:
 import collections
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 import typing
 
 import numpy as np
 import tensorflow as tf
-from scipy.ndimage import find_objects
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
-from axial.data.preprocess import SCALE, STRIDE, ScaledCanvas, is_whole
+from axial.data.preprocess import LEAST_TILE, SCALE, STRIDE, ScaledCanvas, is_whole, scaled_size
 from axial.data.specs import DatasetSpec
 from axial.data.streams import photo_of
 from axial.data.tfrecord import photo_name
 from axial.errors import InputError, named
-from axial.tasks.segmentation.grouping import PostprocessConfig, apply_pieces, merge_semantic_and_instance, stuff_only
+from axial.tasks.segmentation.grouping import (
+    PostprocessConfig,
+    apply_pieces,
+    connected,
+    merge_semantic_and_instance,
+    stuff_only,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +126,55 @@ class Tiled:
         size, stride = tuple(map(int, example["size"])), STRIDE / self.canvas.scale
         return Tiling(size, self.canvas.tile, self.canvas.overlap, stride)
 
+    def expect(self, size):
+        """List of an op that raises InvalidArgumentError for a size (h, w) that `is_whole` refuses."""
+        if not isinstance(self.canvas, ScaledCanvas):
+            return []
+        scaled, canvas = scaled_size(size, self.canvas.scale), self.canvas
+        text, served = "at least 1x1", tf.reduce_all(scaled > 0)
+        if min(canvas.tile) < LEAST_TILE:  # too small to join
+            text, served = "1x1 to {}x{}".format(*canvas.largest), served & tf.reduce_all(scaled <= canvas.largest)
+        text = f"image: {{}}x{{}} pixels (h x w) become {{}}x{{}} by {SCALE} = {canvas.scale:g}; expected {text}"
+        return [tf.debugging.Assert(served, [tf.strings.format(text, [*tf.unstack(size), *tf.unstack(scaled)])])]
+
+    def serve(self, predict, image):
+        """The prediction for a photo of any size, uint8 [h, w, 3], computed in a graph. It equals that of `__call__`.
+
+        Args:
+            predict: function that returns the prediction for a photo or tile that fits on the canvas.
+            image: the photo.
+        """
+        if not isinstance(self.canvas, ScaledCanvas):
+            return predict(image)
+        size, canvas = tf.shape(image)[:2], self.canvas
+        whole = tf.reduce_all(scaled_size(size, canvas.scale) <= canvas.largest)
+        tile = height, width = tf.unstack(tf.where(whole, size, canvas.tile))
+        axes = zip(tf.unstack(size), tile)
+        starts = [tile_starts(*axis, canvas.overlap, STRIDE / canvas.scale) for axis in axes]
+        # A function of its own: without this attribute, TensorFlow would make the network a part of the loop.
+        predict = tf.function(predict, autograph=False, experimental_attributes={"_noinline": True})
+
+        def one(corner):
+            y, x = tf.unstack(corner)
+            result = predict(image[y : y + height, x : x + width])
+            result["panoptic"] = result["panoptic"][: tf.where(whole, height, 0)]  # `join` does not need it
+            return {**result, **{name: tf.RaggedTensor.from_tensor(result[name]) for name in maps}}
+
+        maps = dict.fromkeys(("panoptic", "semantic", "instance"), tf.RaggedTensorSpec([None, None], tf.int32, 1))
+        others = {"score": tf.TensorSpec([None], tf.float32), "dropped": tf.TensorSpec([], tf.int32)}
+        tiles = tf.map_fn(one, _corners(starts), fn_output_signature={**maps, **others}, parallel_iterations=1)
+        tiles |= {name: tiles[name].to_tensor() for name in maps}
+
+        def joined():
+            inputs = (tiles[name] for name in ("semantic", "instance", "score"))
+            result, counts = _join_graph(self.spec, self.grouping, canvas.scale)(*inputs, *starts, size)
+            text = f"image: {{}} instances of a class; the label_divisor has room for {self.spec.label_divisor - 1}"
+            most = tf.reduce_max(counts)
+            tf.debugging.Assert(most < self.spec.label_divisor, [tf.strings.format(text, most)])
+            return {**result, "dropped": tf.reduce_max(tiles["dropped"])}
+
+        return tf.cond(whole, lambda: {name: x[0] for name, x in tiles.items()}, joined)
+
 
 def _name(example):
     return photo_name(example) if "image/file_name" in example else ""
@@ -144,8 +197,8 @@ class Tiling:
         stride: the network's stride, in pixels of the photo. The last tiles may be shorter by less than a stride.
 
     Attributes:
+        starts: pair of the tiles' first rows, int32 [R], and first columns, int32 [C].
         boxes: list of the tiles in raster order, as slices (rows, columns) of the photo.
-        cores: list of the tiles' cores, as slices of the photo. The cores partition the photo.
     """
 
     size: tuple[int, int]
@@ -154,39 +207,44 @@ class Tiling:
     stride: float = 1.0
 
     def __post_init__(self):
-        spans = [_spans(side, tile, self.overlap, self.stride) for side, tile in zip(self.size, self.tile)]
-        self.boxes, self.cores = ([_slices(ends) for ends in itertools.product(*axes)] for axes in zip(*spans))
-
-    def neighbours(self, number):
-        """Numbers of the tiles that overlap tile `number`, without itself."""
-        box = self.boxes[number]
-        return [
-            other
-            for other, other_box in enumerate(self.boxes)
-            if other != number and all(a.start < b.stop and b.start < a.stop for a, b in zip(box, other_box))
-        ]
+        axes = list(zip(self.size, self.tile))
+        self.starts = [tile_starts(side, tile, self.overlap, self.stride).numpy() for side, tile in axes]
+        ranges = [[slice(a, min(a + tile, side)) for a in map(int, x)] for x, (side, tile) in zip(self.starts, axes)]
+        self.boxes = list(itertools.product(*ranges))
 
 
-def _spans(side, tile, overlap, stride):
-    """(Ranges of the tiles, ranges of the cores) along an axis. A range is (first pixel, last pixel + 1)."""
-    starts, last = [0], side - tile
-    while starts[-1] < last:
-        furthest = starts[-1] + tile - overlap
-        start = min(_multiple(furthest, stride, math.floor), _multiple(last, stride, math.ceil))
-        starts.append(start if start > starts[-1] else min(furthest, last))
-    tiles = [(start, min(start + tile, side)) for start in starts]
-    edges = [0, *((a + b) // 2 for (_, a), (b, _) in itertools.pairwise(tiles)), side]
-    return tiles, list(itertools.pairwise(edges))
+@functools.partial(
+    tf.function, autograph=False, input_signature=[*[tf.TensorSpec([], tf.int32)] * 3, tf.TensorSpec([], tf.float64)]
+)
+def tile_starts(side, tile, overlap, stride):
+    """int32 [n]: first pixels of the tiles along an axis; see `Tiling`."""
+
+    def multiple(position, to_whole, slack):
+        """The last multiple of the stride up to a position (tf.floor), or the first one after it (tf.math.ceil)."""
+        return tf.cast(tf.round(to_whole((tf.cast(position, tf.float64) + slack) / stride) * stride), tf.int32)
+
+    def add(starts):
+        furthest, last = starts[-1] + tile - overlap, side - tile
+        start = tf.minimum(multiple(furthest, tf.floor, 0.49), multiple(last, tf.math.ceil, -0.49))
+        start = tf.where(start > starts[-1], start, tf.minimum(furthest, last))
+        return [tf.concat([starts, [start]], 0)]
+
+    (starts,) = tf.while_loop(
+        lambda starts: starts[-1] < side - tile,
+        add,
+        [tf.zeros([1], tf.int32)],
+        shape_invariants=[tf.TensorShape([None])],
+    )
+    return starts
 
 
-def _multiple(position, stride, to_whole):
-    """int: the last multiple of the stride up to a position (math.floor), or the first one after it (math.ceil)."""
-    slack = 0.49 if to_whole is math.floor else -0.49
-    return round(to_whole((position + slack) / stride) * stride)
+def _corners(starts):
+    """int32 [T, 2]: first pixel (y, x) of each tile in raster order, from the pair of `Tiling.starts`."""
+    rows, columns = starts
+    return tf.stack([tf.repeat(rows, tf.size(columns)), tf.tile(columns, tf.shape(rows))], 1)
 
 
-def _slices(spans):
-    return tuple(itertools.starmap(slice, spans))
+# === Join ===
 
 
 def join(results, tiling, *, spec, grouping, scale):
@@ -211,133 +269,160 @@ def join(results, tiling, *, spec, grouping, scale):
     Raises:
         InputError: a class has more instances than the spec's label_divisor allows.
     """
-    ids, semantic, objects, scores, dropped = _assemble(results, tiling)
-    instance, scores = _number_objects(ids, objects, scores)
-    stuff_area, thing_area = (math.ceil(round(x / scale**2, 6)) for x in (grouping.stuff_area, grouping.thing_area))
-    photo_grouping = dataclasses.replace(grouping, stuff_area=stuff_area, thing_area=thing_area)
-    maps = tf.constant(semantic), tf.constant(instance)
-    panoptic, classes = merge_semantic_and_instance(*maps, len(scores), spec=spec, config=photo_grouping)
-    counts = np.bincount(classes[1:], minlength=1)
+    results, kinds = list(results), {"semantic": tf.int32, "instance": tf.int32, "score": tf.float32}
+    padded = (tf.ragged.stack([tf.cast(x[name], kind) for x in results]).to_tensor() for name, kind in kinds.items())
+    joined, counts = _join_graph(spec, grouping, scale)(*padded, *tiling.starts, tiling.size)
+    counts = counts.numpy()
     if counts.max() >= spec.label_divisor:
         raise InputError(
             f"{counts.max()} instances of {spec.class_names[counts.argmax()]!r} in one photo; the label_divisor "
             f"{spec.label_divisor} of the spec {spec.name!r} has room for {spec.label_divisor - 1}"
         )
-    panoptic = np.asarray(apply_pieces(panoptic, spec, grouping, scale))
-    maps = {"semantic": semantic, "instance": instance, "panoptic": panoptic}
-    return {**maps, "score": scores, "dropped": np.int32(dropped)}
+    dropped = np.int32(max(int(result.get("dropped", 0)) for result in results))
+    return {**{name: x.numpy() for name, x in joined.items()}, "dropped": dropped}
 
 
-def _assemble(results, tiling):
-    """(Instance of each pixel, class of each pixel, object of each instance, score of each instance, 'dropped')."""
-    tiles, scores, first, dropped = [], [np.zeros(1)], 0, 0  # index 0 means "no instance"
-    for box, result in zip(tiling.boxes, results, strict=True):
-        tiles.append(_Tile(result, box, tiling.size, first))
-        scores.append(np.asarray(result["score"], np.float64))
-        first += len(scores[-1])
-        dropped = max(dropped, int(result.get("dropped", 0)))
-    repaired = [tile.repaired(tiles[other] for other in tiling.neighbours(number)) for number, tile in enumerate(tiles)]
-    pairs = [np.zeros([2, 0], int)]
-    for number, tile in enumerate(tiles):
-        for other in (other for other in tiling.neighbours(number) if other > number):
-            both = tile.view(tiles[other].box, repaired[number])[0], tiles[other].view(tile.box, repaired[other])[0]
-            pairs.append(_matching_pairs(*both))
-    pairs = np.concatenate(pairs, 1)
-    graph = coo_array((np.ones(pairs.shape[1]), tuple(pairs)), shape=[first + 1, first + 1])
-    objects = connected_components(graph, directed=False)[1]
-    ids, semantic = (np.empty(tiling.size, np.int32) for _ in range(2))
-    for tile, core, maps in zip(tiles, tiling.cores, repaired):
-        ids[core], semantic[core] = tile.view(core, maps)
-    return ids, semantic, objects, np.concatenate(scores), dropped
+@functools.cache
+def _join_graph(spec, grouping, scale):
+    """The graph that joins tiles, for photos of any size; see `join`.
+
+    Its arguments are the tiles' maps 'semantic' and 'instance', int32 [T, h, w], and 'score', float32 [T, K], padded
+    with 0; then the two arrays of `Tiling.starts`, and the photo's size, int32 [2].
+    """
+    stuff_area, thing_area = (math.ceil(round(x / scale**2, 6)) for x in (grouping.stuff_area, grouping.thing_area))
+    photo_grouping = dataclasses.replace(grouping, stuff_area=stuff_area, thing_area=thing_area)
+
+    def run(semantic, instance, score, rows, columns, size):
+        """(dict of the result of `join` without 'dropped', number of instances of each class)."""
+        semantic, instance, score = _joined(_Tiles(semantic, instance, (rows, columns), size), score)
+        count = tf.size(score)
+        panoptic, classes = merge_semantic_and_instance(semantic, instance, count, spec=spec, config=photo_grouping)
+        panoptic = apply_pieces(panoptic, spec, grouping, scale)
+        counts = tf.math.bincount(classes[1:], minlength=1)
+        return {"semantic": semantic, "instance": instance, "panoptic": panoptic, "score": score}, counts
+
+    int_spec, float_spec = (functools.partial(tf.TensorSpec, dtype=dtype) for dtype in (tf.int32, tf.float32))
+    maps = [int_spec([None, None, None])] * 2
+    signature = [*maps, float_spec([None, None]), int_spec([None]), int_spec([None]), int_spec([2])]
+    graph = functools.partial(run)  # `run` itself would warn of retracing
+    return tf.function(graph, autograph=False, input_signature=signature)
 
 
-class _Tile:
-    """The prediction of a tile. Its instance i has the number first + i among the instances of all tiles.
+class _Tiles:
+    """The predictions of the tiles of a photo, in a graph. Instance i of tile t has the number t x `most` + i.
 
     Args:
-        result: the tile's prediction.
-        box: the tile, as slices of the photo.
-        size: (height, width) of the photo.
-        first: number of instances in earlier tiles.
+        semantic, instance: maps of the tiles, int32 [T, h, w], with zeros beyond the ends of short tiles.
+        starts: see `Tiling`.
+        size: int32 [2], (height, width) of the photo.
     """
 
-    def __init__(self, result, box, size, first):
-        instance = np.asarray(result["instance"])
-        self.box, self.first = box, first
-        ids = np.where(instance > 0, instance + first, 0).astype(np.int32)
-        self.maps = ids, np.asarray(result["semantic"], np.int32)
-        self.areas = np.bincount(instance.ravel(), minlength=len(result["score"]) + 1)
+    def __init__(self, semantic, instance, starts, size):
+        self.semantic, self.instance, self.starts, self.size = semantic, instance, starts, size
+        self.count, self.side, self.most = tf.shape(instance)[0], tf.shape(instance)[1:], tf.reduce_max(instance)
+        self.low = _corners(starts)
+        self.high = tf.minimum(self.low + self.side, size)
+        corner, extent = tf.TensorSpec([None, 2], tf.int32), tf.TensorSpec([None], tf.int32)
+        inputs, signature = (instance, self.low), (extent, corner, corner)
+        self.areas, self.first, self.end = tf.map_fn(self._bounds, inputs, fn_output_signature=signature)
         # An object that reaches the tile's edge may continue beyond it, except at the photo's border.
-        self._low = [axis.start + (axis.start > 0) for axis in box]
-        self._high = [axis.stop - (axis.stop < side) for axis, side in zip(box, size)]
-        self._bounds = np.zeros([len(self.areas), 2, 2], int)  # [instance, first pixel or end, y or x]
-        for i, bounds in enumerate(find_objects(instance), 1):
-            if bounds:
-                axes = list(zip(box, bounds))
-                self._bounds[i] = [a.start + p.start for a, p in axes], [a.start + p.stop for a, p in axes]
-        self.whole = (self.areas > 0) & self.contains(self)
-        self.whole[0] = False
+        self.inner = self.low + tf.cast(self.low > 0, tf.int32), self.high - tf.cast(self.high < size, tf.int32)
+        self.is_number = tf.range(self.most + 1) > 0
+        self.whole = self._within(self.inner[0][:, None], self.inner[1][:, None], slice(None))
+        self.whole &= (self.areas > 0) & self.is_number
+        meet = tf.reduce_all((self.low[:, None] < self.high) & (self.low < self.high[:, None]), -1)
+        self.pairs = tf.cast(tf.where(meet & ~tf.eye(self.count, dtype=tf.bool)), tf.int32)
 
-    def contains(self, other):
-        """bool [K + 1]: whether each instance of tile `other` lies in this tile and does not touch its inner edges."""
-        first, end = other._bounds[:, 0], other._bounds[:, 1]
-        return np.all((first >= self._low) & (end <= self._high), 1)
+    def _bounds(self, inputs):
+        """Area, first pixel and end, (y, x), of each of a tile's instances. Numbers without pixels have no extent."""
+        instance, low = inputs
+        flat, count = tf.reshape(instance, [-1]), self.most + 1
+        places = _corners([tf.range(side) for side in tf.unstack(self.side)]) + low
+        first, last = (f(places, flat, count) for f in (tf.math.unsorted_segment_min, tf.math.unsorted_segment_max))
+        return tf.math.bincount(flat, minlength=count), first, last + 1
 
-    def view(self, box, maps=None):
-        """Views of the tile's (ids, semantic), or of other `maps`, inside a box of the photo."""
-        index = _slices((max(a.start, b.start) - b.start, min(a.stop, b.stop) - b.start) for a, b in zip(box, self.box))
-        return [x[index] for x in maps or self.maps]
+    def _within(self, first, end, other):
+        """bool [..., most + 1]: whether each instance of the tiles `other` lies between `first` and `end`."""
+        return tf.reduce_all((self.first[other] >= first) & (self.end[other] <= end), -1)
 
-    def local(self, ids):
-        """Numbers of the tile's instances within the tile, from 1; 0 for no instance."""
-        return np.maximum(ids - self.first, 0)
+    def overlap(self, tile, other, maps):
+        """Two views of each map, int32 [T, h, w], in the overlap of two tiles: the first tile's and the other's."""
+        low = tf.maximum(self.low[tile], self.low[other])
+        extent = tf.minimum(self.high[tile], self.high[other]) - low
+        return [[tf.slice(x[one], low - self.low[one], extent) for one in (tile, other)] for x in maps]
 
-    def repaired(self, others):
-        """Copies of (ids, semantic) in which whole objects of other tiles replace the objects that this tile cuts."""
-        maps = [x.copy() for x in self.maps]
-        for other in others:
-            cut = other.whole & ~self.contains(other)
-            if not cut.any():
-                continue
-            mine, theirs = self.local(self.view(other.box)[0]), other.view(self.box)
-            number = other.local(theirs[0])
-            taken = cut[number]
+    def repaired(self, tile):
+        """Maps (number of the instance, class) of a tile, int32 [h, w].
+
+        Whole objects of other tiles replace the objects that this tile cuts.
+        """
+
+        def repair(maps, other):
+            cut = self.whole[other] & ~self._within(self.inner[0][tile], self.inner[1][tile], other)
+            (mine, theirs), (_, semantic) = self.overlap(tile, other, (self.instance, self.semantic))
+            taken = tf.gather(cut, theirs)
             # If most of an instance is replaced, its rest is an outline or part of a merged object.
-            lost = 2 * np.bincount(mine[taken], minlength=len(self.areas)) > self.areas
-            lost[0] = False
-            taken |= lost[mine] & (other.whole[number] | (number == 0))
-            for x, new in zip(self.view(other.box, maps), theirs):
-                x[taken] = new[taken]
-        return maps
+            replaced = tf.math.bincount(tf.boolean_mask(mine, taken), minlength=self.most + 1)
+            lost = (2 * replaced > self.areas[tile]) & self.is_number
+            taken |= tf.gather(lost, mine) & (tf.gather(self.whole[other], theirs) | (theirs == 0))
+            before = tf.maximum(self.low[other] - self.low[tile], 0)
+            around = tf.stack([before, self.side - before - tf.shape(taken)], 1)
+            taken, *new = (tf.pad(x, around) for x in (taken, self.numbered(theirs, other), semantic))
+            return tuple(tf.where(taken, *pair) for pair in zip(new, maps))
+
+        others = tf.boolean_mask(self.pairs[:, 1], self.pairs[:, 0] == tile)
+        maps = self.numbered(self.instance[tile], tile), self.semantic[tile]
+        return tf.foldl(repair, others, maps, parallel_iterations=1)
+
+    def numbered(self, instance, tile):
+        """The numbers, among all tiles, of a tile's instances; 0 for no instance."""
+        return tf.where(instance > 0, instance + tile * self.most, 0)
+
+    def photo(self, maps):
+        """A map of the photo, int32 [h, w], from a map of the tiles. A pixel is of the tile whose core contains it."""
+        index = []
+        for starts, extent, side in zip(self.starts, tf.unstack(self.side), tf.unstack(self.size)):
+            edges = (tf.minimum(starts[:-1] + extent, side) + starts[1:]) // 2
+            number = tf.searchsorted(edges, tf.range(side), "right")
+            index.append(number * extent + tf.range(side) - tf.gather(starts, number))
+        grid = tf.reshape(maps, [*map(tf.size, self.starts), *tf.unstack(self.side)])
+        grid = tf.reshape(tf.transpose(grid, [0, 2, 1, 3]), [tf.shape(grid)[0] * self.side[0], -1])
+        return tf.gather(tf.gather(grid, index[0]), index[1], axis=1)
 
 
-def _matching_pairs(ids, others):
-    """int [2, L]: pairs of instances with an IoU above 0.5, from two tiles' views of their overlap."""
-    (mine, a), (theirs, b) = (np.unique(x, return_inverse=True) for x in (ids, others))
-    a, b = a.ravel(), b.ravel()
-    pairs, both = np.unique(a * len(theirs) + b, return_counts=True)
-    i, j = np.divmod(pairs, len(theirs))
-    matches = np.stack([mine[i], theirs[j]])
-    return matches[:, (3 * both > np.bincount(a)[i] + np.bincount(b)[j]) & np.all(matches > 0, 0)]
-
-
-def _number_objects(ids, objects, scores):
-    """Numbers the objects of a photo in the raster order of their first pixels.
+def _joined(tiles, score):
+    """Joins the maps of `_Tiles`.
 
     Args:
-        ids: instance of each pixel, numbered over all tiles, int32 [h, w]; 0 for none.
-        objects: object of each instance, int [I].
-        scores: score of each instance, [I].
+        tiles: `_Tiles`.
+        score: score of each instance, float32 [T, K].
 
     Returns:
-        object of each pixel, int32 [h, w]; score of each object, float32 [N].
+        maps of the photo 'semantic' and 'instance', int32 [h, w], and the scores, float32 [N]. Objects are numbered in
+        the raster order of their first pixels.
     """
-    flat = ids.ravel()
-    runs = np.flatnonzero(np.diff(flat, prepend=-1))  # first pixels of runs, in raster order
-    visible, first = np.unique(objects[flat[runs[flat[runs] > 0]]], return_index=True)
-    number = np.zeros(len(objects), np.int32)
-    number[visible[np.argsort(first)]] = np.arange(1, len(visible) + 1)
-    number = number[objects]  # object of each instance; 0 for hidden instances
-    pixels = np.bincount(flat, minlength=len(objects))
-    area, total = (np.bincount(number, x, len(visible) + 1)[1:] for x in (pixels, pixels * scores))
-    return number[ids], (total / area).astype(np.float32)
+    map_spec, codes_spec = tf.TensorSpec([None, None], tf.int32), tf.RaggedTensorSpec([None], tf.int64, 0)
+    ids, semantic = tf.map_fn(tiles.repaired, tf.range(tiles.count), fn_output_signature=(map_spec, map_spec))
+    numbers = tiles.count * tiles.most + 1
+    later = tf.boolean_mask(tiles.pairs, tiles.pairs[:, 0] < tiles.pairs[:, 1])
+
+    def matching(pair):
+        """The pairs of instances of two tiles whose IoU in the overlap is above 0.5, as one number each, int64 [L]."""
+        ((a, b),) = tiles.overlap(pair[0], pair[1], [ids])
+        a, b = (tf.cast(tf.reshape(x, [-1]), tf.int64) for x in (a, b))
+        codes = a * tf.cast(numbers, tf.int64) + b
+        both, mine, theirs = (tf.gather(x.count, x.idx) for x in map(tf.unique_with_counts, (codes, a, b)))
+        return tf.unique(tf.boolean_mask(codes, (3 * both > mine + theirs) & (a > 0) & (b > 0))).y
+
+    codes = tf.map_fn(matching, later, fn_output_signature=codes_spec).flat_values
+    pairs = tf.concat([codes // tf.cast(numbers, tf.int64), codes % tf.cast(numbers, tf.int64)], 0)
+    objects = connected(numbers, tf.cast(pairs, tf.int32))
+    ids = tiles.photo(ids)
+    visible, number = tf.unique(tf.concat([[0], tf.gather(objects, tf.reshape(ids, [-1]))], 0))
+    count = tf.size(visible)
+    instance = tf.reshape(number[1:], tf.shape(ids))
+    number = tf.gather(tf.scatter_nd(visible[:, None], tf.range(count), [numbers]), objects)
+    pixels = tf.cast(tf.math.bincount(tf.reshape(ids, [-1]), minlength=numbers), tf.float64)
+    score = tf.cast(tf.concat([[0.0], tf.reshape(score[:, : tiles.most], [-1])], 0), tf.float64)
+    area, total = (tf.math.unsorted_segment_sum(x, number, count)[1:] for x in (pixels, pixels * score))
+    return tiles.photo(semantic), instance, tf.cast(total / area, tf.float32)

@@ -210,6 +210,10 @@ class TextServer(tf.Module):
     def signatures(self):
         return {"serving_default": self.text, "text": self.text, "classes": self.classes}
 
+    def requests(self):
+        """See `Server.requests`."""
+        return [("serving_default", {"text": ["a"]})]
+
 
 @dataclasses.dataclass(eq=False)
 class TranslationTask(Task):
