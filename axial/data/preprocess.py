@@ -6,6 +6,8 @@ canvas is padded with 0, which is mid grey. Evaluation pads at the bottom and on
 random (see `pipeline.Augmentation`).
 """
 
+import contextlib
+import contextvars
 import dataclasses
 import itertools
 
@@ -18,6 +20,22 @@ SCALE = "photo_scale"  # name of the common scale factor in stored files
 STEP, LEAST_SIDE = 0.8, 65  # ratio of a canvas side to the next larger one, and smallest canvas side in pixels
 STRIDE = 16  # output stride of most networks
 LEAST_TILE = 32  # smallest side of a tile, in pixels of the photo
+_IN_FILE = contextvars.ContextVar("in_file", default=False)
+
+
+@contextlib.contextmanager
+def for_file():
+    """A context in which traced graphs of photos have only operators that ONNX and TFLite have too; see `in_file`."""
+    token = _IN_FILE.set(True)
+    try:
+        yield
+    finally:
+        _IN_FILE.reset(token)
+
+
+def in_file():
+    """Whether the traced graph is for an ONNX or TFLite file, which lacks some of TensorFlow's operators."""
+    return _IN_FILE.get()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,6 +197,8 @@ def _resized(image, valid_size, first, extent):
     end = tf.cast(tf.minimum(tf.math.ceil((first + extent) / scale + reach), size), tf.int32)
     top, left = tf.unstack(tf.cast(start, tf.int32))
     rows, columns = tf.unstack(tf.cast(extent, tf.int32))
+    if in_file():
+        return resize_by_products(image, valid_size, _triangle)
     resized = tf.raw_ops.ScaleAndTranslate(
         images=tf.convert_to_tensor(image)[None, top : end[0], left : end[1]],
         size=tf.maximum(tf.cast(extent, tf.int32), 1),  # the op cannot make an empty image
@@ -188,6 +208,31 @@ def _resized(image, valid_size, first, extent):
         antialias=True,
     )
     return resized[0, :rows, :columns]
+
+
+def resize_by_products(image, size, kernel):
+    """float32 [*size, C]: the whole image [h, w, C] as `ScaleAndTranslate` resizes it, up to rounding.
+
+    Args:
+        image: [h, w, C] of any dtype.
+        size: int32 [2].
+        kernel: function that maps distances, in pixels of the smaller image, to weights.
+    """
+    height, width = tf.unstack(tf.shape(image)[:2])
+
+    def weights(old, new):
+        step = 1 / (tf.cast(new, tf.float32) / tf.cast(old, tf.float32))
+        centres = (tf.cast(tf.range(new), tf.float32) + 0.5) * step
+        distances = tf.cast(tf.range(old), tf.float32) + 0.5 - centres[:, None]
+        values = kernel(tf.abs(distances) / tf.maximum(step, 1.0))
+        return values / tf.reduce_sum(values, 1, keepdims=True)
+
+    rows = tf.matmul(weights(height, size[0]), tf.reshape(tf.cast(image, tf.float32), [height, -1]))
+    return tf.matmul(weights(width, size[1])[None], tf.reshape(rows, [-1, width, image.shape[-1]]))
+
+
+def _triangle(distances):
+    return tf.maximum(1 - distances, 0.0)
 
 
 def _nearest(first, extent, valid_size, side):
@@ -226,6 +271,9 @@ def preprocess(image, canvas):
 
 def restore(labels, valid_size, size):
     """Resizes the valid region of a label map to the photo's original size: int32 [*canvas] -> int32 [*size]."""
+    if in_file():
+        rows, columns = (_nearest(0, size[i], size[i], valid_size[i]) for i in range(2))
+        return tf.gather(tf.gather(labels, rows), columns, axis=1)
     labels = labels[: valid_size[0], : valid_size[1], None]
     return tf.image.resize(labels, size, "nearest")[..., 0]
 

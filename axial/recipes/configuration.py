@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import gin
+import tensorflow as tf
 
 from axial.data.converters.coco import sample_data_dir
 from axial.data.converters.nuclei import nuclei_data_dir
@@ -258,6 +259,14 @@ def load_export(what: Location) -> Predictor:
     model = FileModel(source.file)
     load([os.path.join(source.extra, "config.gin")])
     task = build(_task(), spec=spec)
+    if not model.canvas:
+        about = {name: tf.constant(x).numpy() for name, x in {**task.about, "canvas": task.canvas}.items()}
+        return Predictor(
+            *(spec, task.evaluator, task.canvas, task.scale),
+            objects=read_objects(source.extra) if task.scale else None,
+            example=task.evaluator.example,
+            predictions=task.evaluator.predictions({"image": model.predict}, spec, about),
+        )
     if model.canvas != tuple(task.canvas):
         raise InputError(f"{model.path}: takes {model.canvas}, its config.gin says {tuple(task.canvas)}")
     return Predictor.of_task(exported(task), model, objects=read_objects(source.extra))

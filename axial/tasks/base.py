@@ -270,6 +270,7 @@ class Task(Checked, abc.ABC):
         server: class that defines an export's signatures; None for `axial.serving.export.Server`, which takes photos.
         served: rows (name, type, shape, meaning) of the outputs of `serve`, for the card of an export. [h, w] is the
             photo's size, C the number of classes.
+        served_in_file: the same for ONNX and TFLite files, whose outputs are numbers; None if they equal `served`.
 
     Raises:
         InputError: the data does not exist, or the model is for another task.
@@ -285,7 +286,7 @@ class Task(Checked, abc.ABC):
     configures: typing.ClassVar[tuple[type, ...]]
     canvas: typing.ClassVar[tuple[int, ...]]
     trained_by = served = ()
-    finish = scale = server = None
+    finish = scale = server = served_in_file = None
     loss_names = ("total",)
     multi_scale = (1.0,)
     instances = True

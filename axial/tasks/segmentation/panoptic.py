@@ -10,14 +10,14 @@ import math
 
 import tensorflow as tf
 
-from axial.data.preprocess import SCALE, preprocess
+from axial.data.preprocess import SCALE, in_file, preprocess
 from axial.io import schemas
 from axial.io.check import BelowOne, Scales
 from axial.models.registry import find_variant
 from axial.tasks.base import DistributedPredictor, Inference, Task
 from axial.tasks.segmentation.canvas_maps import canvas_maps, sliding
 from axial.tasks.segmentation.evaluator import PANOPTIC
-from axial.tasks.segmentation.grouping import PostprocessConfig, photo_prediction, postprocess
+from axial.tasks.segmentation.grouping import PostprocessConfig, photo_prediction, postprocess, segment_rows
 from axial.tasks.segmentation.input_pipeline import Augmentation, DataConfig, training_example
 from axial.tasks.segmentation.losses import LossConfig, TargetConfig, panoptic_losses
 from axial.tasks.segmentation.tiles import Tiled
@@ -75,6 +75,13 @@ class DensePrediction(Task):
         ("instance", "int32", "[h, w]", "0 for none, i for the i-th row of score"),
         ("score", "float32", "[K]", "confidence of each instance, 0 to 1"),
         ("dropped", "int32", "[]", "number of objects that the grouping dropped"),
+    )
+    served_in_file = (
+        *served,
+        ("segment", "int32", "[S]", "the values of panoptic, sorted, without void"),
+        ("segment_class", "int32", "[S]", "class index of each segment"),
+        ("segment_score", "float32", "[S]", "confidence of each segment, 0 to 1; 1 for stuff"),
+        ("segment_box", "int32", "[S, 4]", "x, y, width and height of each segment in pixels of the photo"),
     )
 
     data: DataConfig
@@ -156,10 +163,13 @@ class DensePrediction(Task):
         if self.scale is not None:  # for users who call the export without `Predictor`, which makes tiles
             fits = tf.reduce_all((valid_size > 0) & (valid_size <= self.canvas))
             text = f"times {self.scale:g}, the photo has no pixel or is larger than the canvas {self.canvas}"
+            if in_file():  # neither format has assertions, and both refuse an index beyond the end
+                placed = tf.gather(placed[None], tf.where(fits, 0, 1))
             with tf.control_dependencies([tf.debugging.Assert(fits, [text])]):
                 placed = tf.identity(placed)
         result = self.segment(self.maps(model, placed[None]))
-        return self.on_photo({k: v[0] for k, v in result.items()}, valid_size, tf.shape(image)[:2])
+        prediction = self.on_photo({k: v[0] for k, v in result.items()}, valid_size, tf.shape(image)[:2])
+        return {**prediction, **segment_rows(prediction, self.spec)} if in_file() else prediction
 
     def on_photo(self, result, valid_size, size):
         """Maps a prediction from the canvas to the photo's own size; see `photo_prediction`."""
