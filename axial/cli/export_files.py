@@ -42,9 +42,8 @@ def run(given):
         task, model = configuration.restore_run(
             model_dir, given.checkpoint, bindings=given.gin_binding, average=given.average
         )
-    if given.format in IN_FILE and (task.evaluator.takes == "text" or given.maps and not task.evaluator.one_file):
-        maps = " --maps" * given.maps
-        raise InputError(f"--format={given.format}{maps}: not for {task.evaluator.name}; saved_model or safetensors")
+    if given.format in IN_FILE and not task.evaluator.one_file:
+        raise InputError(f"--format={given.format}: not for {task.evaluator.name}; saved_model or safetensors")
     if given.jit_compile and not task.evaluator.one_file:
         raise InputError(f"--jit_compile: not for {task.evaluator.name}, whose network has no single canvas")
     card = _card(task, model, given)
@@ -105,8 +104,9 @@ def _check(given, task, model, *, folder, photos, card, objects):
     """Compares an export with the checkpoint, and writes its card."""
     with working(f"comparing it with the checkpoint, on {counted(len(photos[:COMPARED]), task.evaluator.unit)}"):
         compared = _compared(task, model, configuration.load_export(folder), photos, in_file=given.format in IN_FILE)
-    say(compared)
-    outputs = files.FileModel(resolve(folder).file).shapes if given.maps else None
+    file = resolve(folder).file
+    say(f"{compared}; {os.path.getsize(file) / 1e6:.1f} MB" if file else compared)
+    outputs = files.FileModel(file).shapes if given.maps else None
     write_page(folder, card, given.format, task=task, outputs=outputs, objects=objects)
 
 
@@ -194,8 +194,8 @@ def _compared(task, model, predictor, photos, *, in_file):
     if quality is not None:
         parts.append(f"PQ of its segments against the checkpoint's {percent(quality)}")
     seconds = f"{1000 * latency(predictor, photos[0]):.0f} ms a {unit}"
-    folded = export.folded_model(task, model)
     if task.evaluator.one_file:  # a prediction's labels do not show NaN in a map
+        folded = export.folded_model(task, model)
         maps = map_differences(task, model, predictor.model or folded, photos)
         if predictor.model:
             parts += [f"{name} differs by {value:.1e} of the largest value" for name, value in maps.items()]

@@ -228,7 +228,7 @@ def resize_by_products(image, size, kernel):
         return values / tf.reduce_sum(values, 1, keepdims=True)
 
     rows = tf.matmul(weights(height, size[0]), tf.reshape(tf.cast(image, tf.float32), [height, -1]))
-    return tf.matmul(weights(width, size[1])[None], tf.reshape(rows, [-1, width, image.shape[-1]]))
+    return tf.matmul(weights(width, size[1])[None], tf.reshape(rows, [size[0], width, image.shape[-1]]))
 
 
 def _triangle(distances):
@@ -245,7 +245,7 @@ def _nearest(first, extent, valid_size, side):
 def _padded(x, canvas, before, fill):
     after = tf.stack([*canvas]) - before - tf.shape(x)[:2]
     x = tf.pad(x, [[before[0], after[0]], [before[1], after[1]], [0, 0]], constant_values=fill)
-    return tf.ensure_shape(x, [*map(tf.get_static_value, canvas), x.shape[-1]])
+    return tf.reshape(x, tf.stack([*canvas, x.shape[-1]]))  # for its static shape
 
 
 def preprocess(image, canvas):

@@ -5,7 +5,7 @@ has only the network: it takes one canvas of a fixed size, float32 [1, H, W, 3] 
 the task does the rest.
 """
 
-import contextlib
+import functools
 import io
 import json
 import logging
@@ -34,34 +34,34 @@ _OLDEST = "1.14"  # the first onnxruntime with this operator set
 
 
 def description(task, license=""):
-    """dict from names to texts that a file holds for programs without axial: classes, scale, licence."""
-    spec = task.spec
-    about = {"task": task.evaluator.name, "class_names": list(spec.class_names), "things": list(spec.things)}
-    about |= {"category_ids": list(spec.category_ids), "label_divisor": spec.label_divisor, "void": spec.void}
-    about |= {"canvas": list(task.canvas), "license": license}
+    """JSON dict that a file holds for programs without axial: classes, label divisor, scale, licence."""
+    about = {**task.spec.to_json(), "task": task.evaluator.name, "canvas": task.canvas, "license": license}
     if task.scale is not None:
         about |= {SCALE: task.scale, "largest_photo": tile_size(task.canvas, task.scale)}
-    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in about.items()}
+    return about
 
 
 def of_maps(model, canvas):
-    """A `tf.function` that maps one canvas to a dict of the model's output maps in float32."""
-    signature = [tf.TensorSpec([1, *canvas, 3], tf.float32, "image")]
-
-    def run(image):
-        return {name: tf.identity(tf.cast(x, tf.float32), name) for name, x in model(image).items()}
-
-    return tf.function(run, autograph=False, input_signature=signature)
+    """The network that maps one canvas to a dict of the model's output maps, for `write_lite` and `write_onnx`."""
+    return _traced(model, model, tf.TensorSpec([1, *canvas, 3], tf.float32, "image"))
 
 
 def of_photos(task, model):
-    """A `tf.function` that maps a photo to a dict of the task's outputs."""
+    """The network that maps a photo to a dict of the task's outputs, for `write_lite` and `write_onnx`."""
+
+    return _traced(model, functools.partial(task.serve, model), tf.TensorSpec([None, None, 3], tf.uint8, "image"))
+
+
+def _traced(model, predict, given):
+    """A `tf.Module` with the model and 'run', a `tf.function`. Without its model, a TFLite file has no signature."""
 
     def run(image):
         with for_file():
-            return {name: tf.identity(x, name) for name, x in task.serve(model, image).items()}
+            return {name: tf.identity(x, name) for name, x in predict(image).items()}
 
-    return tf.function(run, autograph=False, input_signature=[tf.TensorSpec([None, None, 3], tf.uint8, "image")])
+    network = tf.Module()
+    network.model, network.run = model, tf.function(run, autograph=False, input_signature=[given])
+    return network
 
 
 # === Writing ===
@@ -81,7 +81,7 @@ def write_lite(network, path, *, about=(), precision="float32", images=()):
     Raises:
         InputError: 'int8' has no images, or TFLite lacks an op of the model.
     """
-    converter = tf.lite.TFLiteConverter.from_concrete_functions([network.get_concrete_function()], network)
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([network.run.get_concrete_function()], network)
     if precision != "float32":
         converter.optimizations = [tf.lite.Optimize.DEFAULT]
     if precision == "float16":
@@ -122,11 +122,12 @@ def write_onnx(network, path, *, about=()):
     reductions = {f"UnsortedSegment{kind}": (_segment, []) for kind in ("Sum", "Min", "Max")}
     with device.portable():  # tf2onnx converts TensorFlow's resize op to one with other output sizes
         proto, _ = tf2onnx.convert.from_function(
-            network, network.input_signature, opset=_OPSET, custom_op_handlers=reductions
+            network.run, network.run.input_signature, opset=_OPSET, custom_op_handlers=reductions
         )
     if lacking := _foreign(proto):
         raise InputError(f"ONNX cannot hold the model: {', '.join(lacking)}")
-    onnx.helper.set_model_props(proto, dict(about))
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in dict(about).items()}
+    onnx.helper.set_model_props(proto, texts)
     write_bytes(path, proto.SerializeToString())
 
 
@@ -135,7 +136,11 @@ def _segment(graph, node, name, _):
     import onnx
 
     (values, segments, count), (output,) = node.input, node.output
-    kind, dtype, shape = node.type.removeprefix("UnsortedSegment").lower(), graph.get_dtype(values), graph.get_shape(output)
+    kind, dtype, shape = (
+        node.type.removeprefix("UnsortedSegment").lower(),
+        graph.get_dtype(values),
+        graph.get_shape(output),
+    )
     limits = tf.as_dtype(onnx.helper.tensor_dtype_to_np_dtype(dtype))
     first = onnx.helper.make_tensor("first", dtype, [1], [{"sum": 0, "min": limits.max, "max": limits.min}[kind]])
     graph.remove_node(node.name)
@@ -147,7 +152,13 @@ def _segment(graph, node, name, _):
     blank = graph.make_node("ConstantOfShape", [count], attr={"value": first}).output[0]
     reduction = {"reduction": kind.replace("sum", "add")}
     graph.make_node(
-        "ScatterElements", [blank, segments, values], reduction, outputs=[output], shapes=[shape], dtypes=[dtype], name=name
+        "ScatterElements",
+        [blank, segments, values],
+        reduction,
+        outputs=[output],
+        shapes=[shape],
+        dtypes=[dtype],
+        name=name,
     )
 
 

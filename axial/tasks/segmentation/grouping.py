@@ -254,9 +254,7 @@ def merge_semantic_and_instance(semantic, instance, most, *, spec, config):
     """
     pixels, classes = semantic.shape.num_elements(), spec.num_classes
     flat = tf.reshape(instance, [-1])
-    votes = tf.raw_ops.DenseBincount(  # under XLA the size of tf.math.bincount is not static
-        input=flat * classes + tf.reshape(semantic, [-1]), size=(most + 1) * classes, weights=tf.constant([], tf.int32)
-    )
+    votes = _counts(flat * classes + tf.reshape(semantic, [-1]), (most + 1) * classes)
     votes = tf.reshape(votes, [most + 1, classes])  # [instance, class], in pixels
     winner = tf.argmax(votes, 1, tf.int32)
     area = tf.reduce_sum(votes, 1)
@@ -270,6 +268,14 @@ def merge_semantic_and_instance(semantic, instance, most, *, spec, config):
     class_labels = tf.where(stuff, tf.range(classes) * spec.label_divisor, spec.void)
     panoptic = tf.where(instance > 0, tf.gather(instance_labels, instance), tf.gather(class_labels, semantic))
     return panoptic, winner
+
+
+def _counts(values, size):
+    """int32 [size]: how often each number from 0 to size - 1 is among `values`."""
+    if in_file():
+        return tf.math.unsorted_segment_sum(tf.ones_like(values), values, size)
+    # under XLA the size of tf.math.bincount is not static
+    return tf.raw_ops.DenseBincount(input=values, size=size, weights=tf.constant([], tf.int32))
 
 
 def segment_rows(prediction, spec):
@@ -286,12 +292,10 @@ def segment_rows(prediction, spec):
     width = tf.shape(prediction["panoptic"])[1]
     labels, segment = tf.unique(tf.reshape(prediction["panoptic"], [-1]))
     count, pixels = tf.size(labels), tf.range(tf.size(segment))
-    first, last = (
-        reduce(pixels, segment, count) for reduce in (tf.math.unsorted_segment_min, tf.math.unsorted_segment_max)
-    )
-    left = tf.math.unsorted_segment_min(pixels % width, segment, count)
-    right = tf.math.unsorted_segment_max(pixels % width, segment, count)
-    top, bottom = first // width, last // width
+    least, most = tf.math.unsorted_segment_min, tf.math.unsorted_segment_max
+    places = pixels % width, pixels // width
+    left, top, right, bottom = (reduce(place, segment, count) for reduce in (least, most) for place in places)
+    first = least(pixels, segment, count)
     owner = tf.gather(tf.reshape(prediction["instance"], [-1]), first)  # 0 for stuff
     rows = {
         "segment": labels,
@@ -338,7 +342,7 @@ def _piece_graph(spec, config):
     def run_pieces(panoptic, scale):
         run, label, root = _components(panoptic)
         runs = tf.range(tf.size(root))
-        area = tf.math.bincount(tf.gather(root, run), minlength=tf.size(root))  # of each piece, at its first run
+        area = _counts(tf.reshape(tf.gather(root, run), [-1]), tf.size(root))  # of each piece, at its first run
         segment = tf.unique(label)[1]
         largest = tf.gather(tf.math.unsorted_segment_max(area, segment, tf.size(root)), segment)
         largest = tf.where(area == largest, runs, tf.size(root))
