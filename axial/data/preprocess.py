@@ -6,7 +6,6 @@ canvas is padded with 0, which is mid grey. Evaluation pads at the bottom and on
 random (see `pipeline.Augmentation`).
 """
 
-import contextlib
 import contextvars
 import dataclasses
 import itertools
@@ -20,22 +19,8 @@ SCALE = "photo_scale"  # name of the common scale factor in stored files
 STEP, LEAST_SIDE = 0.8, 65  # ratio of a canvas side to the next larger one, and smallest canvas side in pixels
 STRIDE = 16  # output stride of most networks
 LEAST_TILE = 32  # smallest side of a tile, in pixels of the photo
-_IN_FILE = contextvars.ContextVar("in_file", default=False)
-
-
-@contextlib.contextmanager
-def for_file():
-    """A context in which traced graphs of photos have only operators that ONNX and TFLite have too; see `in_file`."""
-    token = _IN_FILE.set(True)
-    try:
-        yield
-    finally:
-        _IN_FILE.reset(token)
-
-
-def in_file():
-    """Whether the traced graph is for an ONNX or TFLite file, which lacks some of TensorFlow's operators."""
-    return _IN_FILE.get()
+# Whether the traced graph is for an ONNX or TFLite file, whose formats lack some of TensorFlow's operators.
+IN_FILE = contextvars.ContextVar("IN_FILE", default=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,7 +182,7 @@ def _resized(image, valid_size, first, extent):
     end = tf.cast(tf.minimum(tf.math.ceil((first + extent) / scale + reach), size), tf.int32)
     top, left = tf.unstack(tf.cast(start, tf.int32))
     rows, columns = tf.unstack(tf.cast(extent, tf.int32))
-    if in_file():
+    if IN_FILE.get():
         return resize_by_products(image, valid_size, _triangle)
     resized = tf.raw_ops.ScaleAndTranslate(
         images=tf.convert_to_tensor(image)[None, top : end[0], left : end[1]],
@@ -271,7 +256,7 @@ def preprocess(image, canvas):
 
 def restore(labels, valid_size, size):
     """Resizes the valid region of a label map to the photo's original size: int32 [*canvas] -> int32 [*size]."""
-    if in_file():
+    if IN_FILE.get():
         rows, columns = (_nearest(0, size[i], size[i], valid_size[i]) for i in range(2))
         return tf.gather(tf.gather(labels, rows), columns, axis=1)
     labels = labels[: valid_size[0], : valid_size[1], None]

@@ -259,17 +259,15 @@ def load_export(what: Location) -> Predictor:
     model = FileModel(source.file)
     load([os.path.join(source.extra, "config.gin")])
     task = build(_task(), spec=spec)
-    if not model.canvas:
+    predictor = Predictor.of_task(exported(task), model, objects=read_objects(source.extra))
+    if model.canvas is None:
         about = {name: tf.constant(x).numpy() for name, x in {**task.about, "canvas": task.canvas}.items()}
-        return Predictor(
-            *(spec, task.evaluator, task.canvas, task.scale),
-            objects=read_objects(source.extra) if task.scale else None,
-            example=task.evaluator.example,
-            predictions=task.evaluator.predictions({"image": model.predict}, spec, about),
-        )
+        predictions = task.evaluator.predictions({"image": model.predict}, spec, about)
+        example = task.evaluator.example
+        return dataclasses.replace(predictor, example=example, predictions=predictions, task=None, model=None)
     if model.canvas != tuple(task.canvas):
         raise InputError(f"{model.path}: takes {model.canvas}, its config.gin says {tuple(task.canvas)}")
-    return Predictor.of_task(exported(task), model, objects=read_objects(source.extra))
+    return predictor
 
 
 def exported(task: Task) -> Task:

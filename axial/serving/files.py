@@ -19,12 +19,13 @@ import tensorflow as tf
 from packaging.version import Version
 from tensorflow.lite.python.convert import ConverterError
 
-from axial.data.preprocess import SCALE, for_file, tile_size
+from axial.data.preprocess import IN_FILE, SCALE, tile_size
 from axial.errors import InputError, check_installed, pip_install
 from axial.io.read import first_line, read_file
 from axial.io.show import progress
 from axial.io.write import write_bytes
 from axial.layers import device
+from axial.layers.context import holds
 from axial.weights.source import LITE
 
 LARGEST = 2**31  # bytes: the limit of flat buffers (TFLite) and of protocol buffers (ONNX)
@@ -56,7 +57,7 @@ def _traced(model, predict, given):
     """A `tf.Module` with the model and 'run', a `tf.function`. Without its model, a TFLite file has no signature."""
 
     def run(image):
-        with for_file():
+        with holds(IN_FILE, True):
             return {name: tf.identity(x, name) for name, x in predict(image).items()}
 
     network = tf.Module()

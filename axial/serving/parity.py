@@ -47,9 +47,9 @@ def prediction_differences(reference, predictor, images):
         images: list of photos, uint8 [h, w, 3], or of texts.
 
     Returns:
-        dict from each output that both return to a number; the scores only if all instances are equal. For labels and texts, the number is the fraction of equal
-        pixels or texts in the worst photo or text. For other outputs, the number is the largest difference. The entry
-        `QUALITY` is the PQ of panoptic maps.
+        dict from each output that both return to a number. For labels and texts, the number is the fraction of equal
+        pixels or texts in the worst photo or text. For other outputs, the number is the largest difference. Scores are
+        compared on photos with equal instance maps. The entry `QUALITY` is the PQ of panoptic maps.
 
     Raises:
         InputError: a number is NaN or infinite.

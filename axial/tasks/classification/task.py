@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image, ImageDraw, ImageFont
 
-from axial.data.preprocess import in_file, resize_by_products
+from axial.data.preprocess import IN_FILE, resize_by_products
 from axial.data.streams import decode_photo
 from axial.data.tfrecord import photo_name
 from axial.errors import InputError
@@ -110,7 +110,7 @@ def central_crop(photo, image, central):
 
 def _resized(photo, size):
     """The photo, resized by bicubic interpolation and clipped to the values 0 to 255."""
-    if in_file():
+    if IN_FILE.get():
         resized = resize_by_products(photo, size, _cubic)
     else:
         resized = tf.image.resize(photo, size, "bicubic", antialias=True)
@@ -397,5 +397,5 @@ class ClassificationTask(Task):
         """The prediction for one photo, uint8 [h, w, 3], as an export returns it; see `Server`."""
         probability = tf.nn.softmax(model(self.example(image)["image"][None])[LOGITS])[0]
         score, best = tf.math.top_k(probability, min(BEST, self.spec.num_classes))
-        names = best if in_file() else tf.gather(self.spec.class_names, best)
+        names = best if IN_FILE.get() else tf.gather(self.spec.class_names, best)
         return {"probability": probability, "score": score, "class": names}

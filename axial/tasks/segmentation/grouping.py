@@ -13,7 +13,7 @@ import typing
 import numpy as np
 import tensorflow as tf
 
-from axial.data.preprocess import full_size, in_file
+from axial.data.preprocess import IN_FILE, full_size
 from axial.errors import InputError
 from axial.io.check import Checked, Count, Fraction, Natural
 from axial.layers import device
@@ -125,7 +125,7 @@ def _compiled():
 
 def _each(function, maps, signature):
     """`tf.map_fn` over a batch. A file has a batch of one image and no loop."""
-    if in_file():
+    if IN_FILE.get():
         result = function(tuple(x[0] for x in maps))
         return tf.nest.map_structure(lambda x: x[None], result)
     return tf.map_fn(function, maps, fn_output_signature=signature)
@@ -191,7 +191,7 @@ def postprocess(maps, spec, config):
         semantic, offsets, centers, scores = inputs
         count = tf.reduce_sum(tf.cast(scores > 0, tf.int32))
         thing = tf.gather(tf.constant(spec.things), semantic) & (count > 0)
-        group = group_pixels if in_file() else _compiled()
+        group = group_pixels if IN_FILE.get() else _compiled()
         instance = tf.where(thing, group(offsets, centers, count) + 1, 0)
         return instance, *merge_semantic_and_instance(semantic, instance, most, spec=spec, config=config)
 
@@ -272,7 +272,7 @@ def merge_semantic_and_instance(semantic, instance, most, *, spec, config):
 
 def _counts(values, size):
     """int32 [size]: how often each number from 0 to size - 1 is among `values`."""
-    if in_file():
+    if IN_FILE.get():
         return tf.math.unsorted_segment_sum(tf.ones_like(values), values, size)
     # under XLA the size of tf.math.bincount is not static
     return tf.raw_ops.DenseBincount(input=values, size=size, weights=tf.constant([], tf.int32))

@@ -10,7 +10,7 @@ import math
 
 import tensorflow as tf
 
-from axial.data.preprocess import SCALE, in_file, preprocess
+from axial.data.preprocess import IN_FILE, SCALE, preprocess
 from axial.io import schemas
 from axial.io.check import BelowOne, Scales
 from axial.models.registry import find_variant
@@ -163,13 +163,13 @@ class DensePrediction(Task):
         if self.scale is not None:  # for users who call the export without `Predictor`, which makes tiles
             fits = tf.reduce_all((valid_size > 0) & (valid_size <= self.canvas))
             text = f"times {self.scale:g}, the photo has no pixel or is larger than the canvas {self.canvas}"
-            if in_file():  # neither format has assertions, and both refuse an index beyond the end
+            if IN_FILE.get():  # neither format has assertions, and both refuse an index beyond the end
                 placed = tf.gather(placed[None], tf.where(fits, 0, 1))
             with tf.control_dependencies([tf.debugging.Assert(fits, [text])]):
                 placed = tf.identity(placed)
         result = self.segment(self.maps(model, placed[None]))
         prediction = self.on_photo({k: v[0] for k, v in result.items()}, valid_size, tf.shape(image)[:2])
-        return {**prediction, **segment_rows(prediction, self.spec)} if in_file() else prediction
+        return {**prediction, **segment_rows(prediction, self.spec)} if IN_FILE.get() else prediction
 
     def on_photo(self, result, valid_size, size):
         """Maps a prediction from the canvas to the photo's own size; see `photo_prediction`."""
