@@ -342,7 +342,10 @@ def _piece_graph(spec, config):
     def run_pieces(panoptic, scale):
         run, label, root = _components(panoptic)
         runs = tf.range(tf.size(root))
-        area = _counts(tf.reshape(tf.gather(root, run), [-1]), tf.size(root))  # of each piece, at its first run
+        pixels = tf.reshape(tf.gather(root, run), [-1])
+        area = tf.math.unsorted_segment_sum(
+            tf.ones_like(pixels), pixels, tf.size(root)
+        )  # of each piece, at its first run
         segment = tf.unique(label)[1]
         largest = tf.gather(tf.math.unsorted_segment_max(area, segment, tf.size(root)), segment)
         largest = tf.where(area == largest, runs, tf.size(root))
