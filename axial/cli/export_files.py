@@ -42,8 +42,9 @@ def run(given):
         task, model = configuration.restore_run(
             model_dir, given.checkpoint, bindings=given.gin_binding, average=given.average
         )
-    if given.format in IN_FILE and not task.evaluator.one_file:
-        raise InputError(f"--format={given.format}: not for {task.evaluator.name}; saved_model or safetensors")
+    if given.format in IN_FILE and (task.evaluator.takes == "text" or (given.maps and not task.evaluator.one_file)):
+        form = f"--format={given.format}{' --maps' * given.maps}"
+        raise InputError(f"{form}: not for {task.evaluator.name}; saved_model or safetensors")
     if given.jit_compile and not task.evaluator.one_file:
         raise InputError(f"--jit_compile: not for {task.evaluator.name}, whose network has no single canvas")
     card = _card(task, model, given)
@@ -69,7 +70,7 @@ def _write_network(given, photos, license, task, folded, folder):
         if given.format == "saved_model":
             export.write_saved_model(task, folded, folder, given.jit_compile)
             return
-        network = files.of_maps(folded, task.canvas) if given.maps else files.of_photos(task, folded)
+        network = files.maps_network(folded, task.canvas) if given.maps else files.photo_network(task, folded)
         about = files.description(task, license)
         if given.format == "onnx":
             files.write_onnx(network, os.path.join(folder, ONNX), about=about)
@@ -194,8 +195,8 @@ def _compared(task, model, predictor, photos, *, in_file):
     if quality is not None:
         parts.append(f"PQ of its segments against the checkpoint's {percent(quality)}")
     seconds = f"{1000 * latency(predictor, photos[0]):.0f} ms a {unit}"
+    folded = export.folded_model(task, model) if in_file or task.evaluator.one_file else None
     if task.evaluator.one_file:  # a prediction's labels do not show NaN in a map
-        folded = export.folded_model(task, model)
         maps = map_differences(task, model, predictor.model or folded, photos)
         if predictor.model:
             parts += [f"{name} differs by {value:.1e} of the largest value" for name, value in maps.items()]

@@ -42,27 +42,34 @@ def description(task, license=""):
     return about
 
 
-def of_maps(model, canvas):
-    """The network that maps one canvas to a dict of the model's output maps, for `write_lite` and `write_onnx`."""
-    return _traced(model, model, tf.TensorSpec([1, *canvas, 3], tf.float32, "image"))
+class FileNetwork(tf.Module):
+    """What a file holds: `run`, a `tf.function`, with its model, without which a TFLite file has no signature.
+
+    Args:
+        model: folded float32 model.
+        predict: function from an input to a dict of outputs.
+        given: `tf.TensorSpec` of the input.
+    """
+
+    def __init__(self, model, predict, given):
+        super().__init__()
+
+        def run(image):
+            with holds(IN_FILE, True):
+                return {name: tf.identity(x, name) for name, x in predict(image).items()}
+
+        self.model, self.run = model, tf.function(run, autograph=False, input_signature=[given])
 
 
-def of_photos(task, model):
-    """The network that maps a photo to a dict of the task's outputs, for `write_lite` and `write_onnx`."""
+def maps_network(model, canvas):
+    """The `FileNetwork` that maps one canvas to a dict of the model's output maps in float32."""
+    return FileNetwork(model, model, tf.TensorSpec([1, *canvas, 3], tf.float32, "image"))
 
-    return _traced(model, functools.partial(task.serve, model), tf.TensorSpec([None, None, 3], tf.uint8, "image"))
 
-
-def _traced(model, predict, given):
-    """A `tf.Module` with the model and 'run', a `tf.function`. Without its model, a TFLite file has no signature."""
-
-    def run(image):
-        with holds(IN_FILE, True):
-            return {name: tf.identity(x, name) for name, x in predict(image).items()}
-
-    network = tf.Module()
-    network.model, network.run = model, tf.function(run, autograph=False, input_signature=[given])
-    return network
+def photo_network(task, model):
+    """The `FileNetwork` that maps a photo to a dict of the task's outputs."""
+    serve = functools.partial(task.serve, model)
+    return FileNetwork(model, serve, tf.TensorSpec([None, None, 3], tf.uint8, "image"))
 
 
 # === Writing ===
@@ -72,7 +79,7 @@ def write_lite(network, path, *, about=(), precision="float32", images=()):
     """Writes a TFLite file.
 
     Args:
-        network: result of `of_maps` or `of_photos`.
+        network: `FileNetwork`.
         path: path of the file.
         about: result of `description`.
         precision: 'float32'; 'float16' for weights of half the size; or 'int8' for weights and activations of a quarter
@@ -167,19 +174,19 @@ def _foreign(proto):
     """Sorted list of what an ONNX model has beyond the standard: operators, own functions, data in other files."""
     import onnx
 
-    found, graphs, tensors = {"own functions"} if proto.functions else set(), [proto.graph], []
+    extras, graphs, tensors = {"own functions"} if proto.functions else set(), [proto.graph], []
     while graphs:
         graph = graphs.pop()
         tensors += graph.initializer
         for node in graph.node:
             if node.domain not in ("", "ai.onnx") or not onnx.defs.has(node.op_type):
-                found.add(node.op_type)
+                extras.add(node.op_type)
             for attribute in node.attribute:
                 graphs += [attribute.g, *attribute.graphs]
                 tensors += [attribute.t, *attribute.tensors]
     if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in tensors):
-        found.add("data in other files")
-    return sorted(found)
+        extras.add("data in other files")
+    return sorted(extras)
 
 
 # === Reading ===
@@ -258,9 +265,8 @@ def _open_onnx(data):
         raise InputError(f"onnxruntime {onnxruntime.__version__} is too old, needs {_OLDEST}: {pip_install('onnx')}")
     if foreign := _foreign(onnx.load_from_string(data)):
         raise InputError(f"has what axial-export does not write: {', '.join(foreign)}")
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # an error is raised, and need not be logged too
-    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    onnxruntime.set_default_logger_severity(4)  # an error is raised, and need not be logged too
+    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     shapes = {output.name: tuple(output.shape) for output in session.get_outputs()}
     (given,) = session.get_inputs()
     canvas = tuple(given.shape[1:3]) if given.type == "tensor(float)" else None

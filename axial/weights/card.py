@@ -60,7 +60,7 @@ def page(card, form, files, *, task=None, outputs=None, objects=None):
     network = find_variant(card.model).model
     made_from = ["", "They are made from:", "", *_digests(card.input)] if card.input else []
     sections = {
-        "Input": [*_tensors(_inputs(card, form, network, task, outputs)), "", *_preparation(card)],
+        "Input": [*_tensors(_inputs(card, form, network, task, outputs=outputs)), "", *_preparation(card)],
         "Output": _outputs(card, form, network, task, outputs=outputs),
         "Data": [*_data(card), *_objects(objects)],
         "Scores": _scores(card),
@@ -120,7 +120,7 @@ def _data_name(card):
     return card.spec.name if card.spec else UNKNOWN
 
 
-def _inputs(card, form, network, task, outputs):
+def _inputs(card, form, network, task, *, outputs):
     if form in ("tflite", "onnx"):
         if not outputs:
             return SERVER_INPUTS["photo"][1:]

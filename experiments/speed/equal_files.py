@@ -77,7 +77,7 @@ def main(_):
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, f"model.{FLAGS.format}")
         write = files.write_onnx if FLAGS.format == "onnx" else files.write_lite
-        write(files.of_photos(task, folded), path)
+        write(files.photo_network(task, folded), path)
         file = files.FileModel(path)
         say(f"{path}: {os.path.getsize(path) / 1e6:.1f} MB")
     server = export.Server(task, folded)

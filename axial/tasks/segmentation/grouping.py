@@ -294,7 +294,7 @@ def segment_rows(prediction, spec):
     count, pixels = tf.size(labels), tf.range(tf.size(segment))
     least, most = tf.math.unsorted_segment_min, tf.math.unsorted_segment_max
     places = pixels % width, pixels // width
-    left, top, right, bottom = (reduce(place, segment, count) for reduce in (least, most) for place in places)
+    left, top, right, bottom = (reduce(at, segment, count) for reduce in (least, most) for at in places)
     first = least(pixels, segment, count)
     owner = tf.gather(tf.reshape(prediction["instance"], [-1]), first)  # 0 for stuff
     rows = {
