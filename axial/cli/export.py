@@ -3,7 +3,7 @@
 %s --model_dir=RUN --output_dir=EXPORT                                  a SavedModel for photos of any size
 %s --model_dir=RUN --output_dir=EXPORT --jit_compile                    XLA compiles its network
 %s --model_dir=RUN --output_dir=EXPORT --format=tflite                  TFLite, float32
-%s --model_dir=RUN --output_dir=EXPORT --format=tflite --precision=int8 --data_dir=DATA
+%s --model_dir=RUN --output_dir=EXPORT --format=tflite --maps --precision=int8 --data_dir=DATA
 %s --model_dir=RUN --output_dir=EXPORT --format=onnx
 %s --model_dir=RUN --output_dir=EXPORT --format=onnx --maps      only the network
 %s --model_dir=RUN --output_dir=EXPORT --average=5      the mean of the run's last five checkpoints
@@ -44,6 +44,8 @@ class Export(Flags):
     def check(self):
         if self.precision != "float32" and self.format != "tflite":
             raise InputError(f"--precision={self.precision} needs --format=tflite")
+        if self.precision == "int8" and not self.maps:
+            raise InputError("--precision=int8 needs --maps: 8 bits are too few for the positions of the grouping")
         if self.maps and self.format not in ("tflite", "onnx"):
             raise InputError(f"--maps does not go with --format={self.format}: it is for TFLite and ONNX files")
         if self.jit_compile and self.format != "saved_model":

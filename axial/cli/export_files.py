@@ -75,7 +75,7 @@ def _write_network(given, photos, license, task, folded, folder):
         if given.format == "onnx":
             files.write_onnx(network, os.path.join(folder, ONNX), about=about)
         else:
-            images = [task.example(tf.constant(photo))["image"] for photo in photos] if given.maps else photos
+            images = [task.example(tf.constant(photo))["image"] for photo in photos]
             files.write_lite(network, os.path.join(folder, LITE), about=about, precision=given.precision, images=images)
 
 
