@@ -140,15 +140,12 @@ def write_onnx(network, path, *, about=()):
 
 
 def _segment(graph, node, name, _):
-    """Converts TensorFlow's reductions of segments, which tf2onnx converts for few types and with much memory."""
+    """Converts TensorFlow's reductions of a list's segments, for which tf2onnx has few types and needs much memory."""
     import onnx
 
     (values, segments, count), (output,) = node.input, node.output
-    kind, dtype, shape = (
-        node.type.removeprefix("UnsortedSegment").lower(),
-        graph.get_dtype(values),
-        graph.get_shape(output),
-    )
+    kind, dtype = node.type.removeprefix("UnsortedSegment").lower(), graph.get_dtype(values)
+    shapes = [graph.get_shape(output)]
     limits = tf.as_dtype(onnx.helper.tensor_dtype_to_np_dtype(dtype))
     first = onnx.helper.make_tensor("first", dtype, [1], [{"sum": 0, "min": limits.max, "max": limits.min}[kind]])
     graph.remove_node(node.name)
@@ -158,16 +155,8 @@ def _segment(graph, node, name, _):
     )
     count = graph.make_node("Reshape", [count, one]).output[0]
     blank = graph.make_node("ConstantOfShape", [count], attr={"value": first}).output[0]
-    reduction = {"reduction": kind.replace("sum", "add")}
-    graph.make_node(
-        "ScatterElements",
-        [blank, segments, values],
-        reduction,
-        outputs=[output],
-        shapes=[shape],
-        dtypes=[dtype],
-        name=name,
-    )
+    given, how = [blank, segments, values], {"reduction": kind.replace("sum", "add")}
+    graph.make_node("ScatterElements", given, how, outputs=[output], shapes=shapes, dtypes=[dtype], name=name)
 
 
 def _foreign(proto):
@@ -177,13 +166,13 @@ def _foreign(proto):
     extras, graphs, tensors = {"own functions"} if proto.functions else set(), [proto.graph], []
     while graphs:
         graph = graphs.pop()
-        tensors += graph.initializer
+        tensors += [*graph.initializer, *(tensor.values for tensor in graph.sparse_initializer)]
         for node in graph.node:
             if node.domain not in ("", "ai.onnx") or not onnx.defs.has(node.op_type):
                 extras.add(node.op_type)
             for attribute in node.attribute:
                 graphs += [attribute.g, *attribute.graphs]
-                tensors += [attribute.t, *attribute.tensors]
+                tensors += [attribute.t, *attribute.tensors, attribute.sparse_tensor.values]
     if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in tensors):
         extras.add("data in other files")
     return sorted(extras)
