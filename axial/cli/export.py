@@ -11,8 +11,8 @@
 
 A TFLite or ONNX file takes the pixels of a photo of any size, and returns the segments, objects or classes. With --maps
 it takes one canvas and returns the network's output maps; axial-predict and axial-evaluate then scale the photos and
-group the maps. The command ends with a comparison of the export and the checkpoint on a few photos. It
-deletes an export that returns NaN or infinity. The SavedModel of a translator takes texts; loading it needs
+group the maps. int8 needs --maps. The command ends with a comparison of the export and the checkpoint on a few photos.
+It deletes an export that returns NaN or infinity. The SavedModel of a translator takes texts; loading it needs
 tensorflow_text.
 
 Each export has a card, README.md: input and output, scores and their splits, licence, commands. It shows the scores by
