@@ -42,8 +42,9 @@ def run(given):
         task, model = configuration.restore_run(
             model_dir, given.checkpoint, bindings=given.gin_binding, average=given.average
         )
-    if given.format in IN_FILE and not task.evaluator.one_file:
-        raise InputError(f"--format={given.format}: not for {task.evaluator.name}; saved_model or safetensors")
+    if given.format in IN_FILE and (task.evaluator.takes == "text" or (given.maps and not task.evaluator.one_file)):
+        form = f"--format={given.format}{' --maps' * given.maps}"
+        raise InputError(f"{form}: not for {task.evaluator.name}; saved_model or safetensors")
     if given.jit_compile and not task.evaluator.one_file:
         raise InputError(f"--jit_compile: not for {task.evaluator.name}, whose network has no single canvas")
     card = _card(task, model, given)
@@ -56,24 +57,26 @@ def run(given):
             task,
             model,
             output_dir,
-            write=functools.partial(_write_network, given, photos),
+            write=functools.partial(_write_network, given, photos, card.license),
             extra=lambda folder: configuration.save(folder, task.spec, objects),
             check=lambda folder: _check(given, task, model, folder=folder, photos=photos, card=card, objects=objects),
         )
     say(f"exported {output_dir}")
 
 
-def _write_network(given, photos, task, folded, folder):
+def _write_network(given, photos, license, task, folded, folder):
     """Writes the folded network of a task in --format. The photos give the activation ranges for int8."""
     with working(f"writing {given.format} for {given.output_dir}"):
         if given.format == "saved_model":
             export.write_saved_model(task, folded, folder, given.jit_compile)
-        elif given.format == "onnx":
-            files.write_onnx(folded, task.canvas, os.path.join(folder, ONNX))
+            return
+        network = files.maps_network(folded, task.canvas) if given.maps else files.photo_network(task, folded)
+        about = files.description(task, license)
+        if given.format == "onnx":
+            files.write_onnx(network, os.path.join(folder, ONNX), about=about)
         else:
             images = [task.example(tf.constant(photo))["image"] for photo in photos]
-            path = os.path.join(folder, LITE)
-            files.write_lite(folded, task.canvas, path, precision=given.precision, images=images)
+            files.write_lite(network, os.path.join(folder, LITE), about=about, precision=given.precision, images=images)
 
 
 def _photos(task, given):
@@ -102,8 +105,9 @@ def _check(given, task, model, *, folder, photos, card, objects):
     """Compares an export with the checkpoint, and writes its card."""
     with working(f"comparing it with the checkpoint, on {counted(len(photos[:COMPARED]), task.evaluator.unit)}"):
         compared = _compared(task, model, configuration.load_export(folder), photos, in_file=given.format in IN_FILE)
-    say(compared)
-    outputs = files.FileModel(resolve(folder).file).shapes if given.format in IN_FILE else None
+    file = resolve(folder).file
+    say(f"{compared}; {os.path.getsize(file) / 1e6:.1f} MB" if file else compared)
+    outputs = files.FileModel(file).shapes if given.maps else None
     write_page(folder, card, given.format, task=task, outputs=outputs, objects=objects)
 
 
@@ -156,7 +160,7 @@ def _records(task, data_dir, split):
 
 def _command(given):
     """The command that makes the export, for its card, with placeholders for folders."""
-    named = given.changed("format", "jit_compile", "precision", "average")
+    named = given.changed("format", "jit_compile", "precision", "average", "maps")
     options = [f" --{name}={value}" for name, value in named.items()]
     bindings = [f" --gin_binding={shlex.quote(binding)}" for binding in given.gin_binding]
     return "".join(["axial-export --model_dir=RUN --output_dir=FOLDER", *options, *bindings])
@@ -191,11 +195,12 @@ def _compared(task, model, predictor, photos, *, in_file):
     if quality is not None:
         parts.append(f"PQ of its segments against the checkpoint's {percent(quality)}")
     seconds = f"{1000 * latency(predictor, photos[0]):.0f} ms a {unit}"
+    folded = export.folded_model(task, model) if in_file or task.evaluator.one_file else None
     if task.evaluator.one_file:  # a prediction's labels do not show NaN in a map
-        folded = export.folded_model(task, model)
-        maps = map_differences(task, model, predictor.model if in_file else folded, photos)
-        if in_file:
+        maps = map_differences(task, model, predictor.model or folded, photos)
+        if predictor.model:
             parts += [f"{name} differs by {value:.1e} of the largest value" for name, value in maps.items()]
-            server = export.Server(task, folded)  # a reference, because the tf.function of its method keeps none
-            seconds += f", a SavedModel {1000 * latency(server.image, photos[0]):.0f} ms"
+    if in_file:
+        server = export.Server(task, folded)  # a reference, because the tf.function of its method keeps none
+        seconds += f", a SavedModel {1000 * latency(server.image, photos[0]):.0f} ms"
     return f"against the checkpoint, on {counted(len(photos), unit)}: {'; '.join([*parts, seconds])}"

@@ -6,6 +6,7 @@ canvas is padded with 0, which is mid grey. Evaluation pads at the bottom and on
 random (see `pipeline.Augmentation`).
 """
 
+import contextvars
 import dataclasses
 import itertools
 
@@ -18,6 +19,8 @@ SCALE = "photo_scale"  # name of the common scale factor in stored files
 STEP, LEAST_SIDE = 0.8, 65  # ratio of a canvas side to the next larger one, and smallest canvas side in pixels
 STRIDE = 16  # output stride of most networks
 LEAST_TILE = 32  # smallest side of a tile, in pixels of the photo
+# Whether the traced graph is for an ONNX or TFLite file, whose formats lack some of TensorFlow's operators.
+IN_FILE = contextvars.ContextVar("IN_FILE", default=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,6 +183,8 @@ def _resized(image, valid_size, first, extent):
     end = tf.cast(tf.minimum(tf.math.ceil((first + extent) / scale + reach), size), tf.int32)
     top, left = tf.unstack(tf.cast(start, tf.int32))
     rows, columns = tf.unstack(tf.cast(extent, tf.int32))
+    if IN_FILE.get():
+        return resize_by_products(image, valid_size, _triangle)
     resized = tf.raw_ops.ScaleAndTranslate(
         images=tf.convert_to_tensor(image)[None, top : end[0], left : end[1]],
         size=tf.maximum(tf.cast(extent, tf.int32), 1),  # the op cannot make an empty image
@@ -189,6 +194,31 @@ def _resized(image, valid_size, first, extent):
         antialias=True,
     )
     return resized[0, :rows, :columns]
+
+
+def resize_by_products(image, size, kernel):
+    """float32 [*size, C]: the whole image [h, w, C] as `ScaleAndTranslate` resizes it, up to rounding.
+
+    Args:
+        image: [h, w, C] of any dtype.
+        size: int32 [2].
+        kernel: function that maps distances, in pixels of the smaller image, to weights.
+    """
+    height, width = tf.unstack(tf.shape(image)[:2])
+
+    def weights(old, new):
+        step = 1 / (tf.cast(new, tf.float32) / tf.cast(old, tf.float32))
+        centres = (tf.cast(tf.range(new), tf.float32) + 0.5) * step
+        distances = tf.cast(tf.range(old), tf.float32) + 0.5 - centres[:, None]
+        values = kernel(tf.abs(distances) / tf.maximum(step, 1.0))
+        return values / tf.reduce_sum(values, 1, keepdims=True)
+
+    rows = tf.matmul(weights(height, size[0]), tf.reshape(tf.cast(image, tf.float32), [height, -1]))
+    return tf.matmul(weights(width, size[1])[None], tf.reshape(rows, [size[0], width, image.shape[-1]]))
+
+
+def _triangle(distances):
+    return tf.maximum(1 - distances, 0.0)
 
 
 def _nearest(first, extent, valid_size, side):
@@ -201,7 +231,7 @@ def _nearest(first, extent, valid_size, side):
 def _padded(x, canvas, before, fill):
     after = tf.stack([*canvas]) - before - tf.shape(x)[:2]
     x = tf.pad(x, [[before[0], after[0]], [before[1], after[1]], [0, 0]], constant_values=fill)
-    return tf.ensure_shape(x, [*map(tf.get_static_value, canvas), x.shape[-1]])
+    return tf.reshape(x, tf.stack([*canvas, x.shape[-1]]))  # for its static shape
 
 
 def preprocess(image, canvas):
@@ -227,6 +257,9 @@ def preprocess(image, canvas):
 
 def restore(labels, valid_size, size):
     """Resizes the valid region of a label map to the photo's original size: int32 [*canvas] -> int32 [*size]."""
+    if IN_FILE.get():
+        rows, columns = (_nearest(0, size[i], size[i], valid_size[i]) for i in range(2))
+        return tf.gather(tf.gather(labels, rows), columns, axis=1)
     labels = labels[: valid_size[0], : valid_size[1], None]
     return tf.image.resize(labels, size, "nearest")[..., 0]
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import gin
+import tensorflow as tf
 
 from axial.data.converters.coco import sample_data_dir
 from axial.data.converters.nuclei import nuclei_data_dir
@@ -258,9 +259,15 @@ def load_export(what: Location) -> Predictor:
     model = FileModel(source.file)
     load([os.path.join(source.extra, "config.gin")])
     task = build(_task(), spec=spec)
+    predictor = Predictor.of_task(exported(task), model, objects=read_objects(source.extra))
+    if model.canvas is None:
+        about = {name: tf.constant(x).numpy() for name, x in {**task.about, "canvas": task.canvas}.items()}
+        predictions = task.evaluator.predictions({"image": model.predict}, spec, about)
+        example = task.evaluator.example
+        return dataclasses.replace(predictor, example=example, predictions=predictions, task=None, model=None)
     if model.canvas != tuple(task.canvas):
         raise InputError(f"{model.path}: takes {model.canvas}, its config.gin says {tuple(task.canvas)}")
-    return Predictor.of_task(exported(task), model, objects=read_objects(source.extra))
+    return predictor
 
 
 def exported(task: Task) -> Task:

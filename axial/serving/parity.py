@@ -9,7 +9,7 @@ from axial.errors import InputError
 from axial.metrics.panoptic_quality import PanopticQuality, split_segments
 
 QUALITY = "segment_quality"  # PQ of one predictor's segments, with the other's as ground truth
-NUMBERS = ("probability", "box", "mask")  # predictions that are numbers; the others are labels
+NUMBERS = ("probability", "score", "box", "mask")  # predictions that are numbers; the others are labels
 
 
 def map_differences(task, model, other, images):
@@ -48,8 +48,8 @@ def prediction_differences(reference, predictor, images):
 
     Returns:
         dict from each output that both return to a number. For labels and texts, the number is the fraction of equal
-        pixels or texts in the worst photo or text. For other outputs, the number is the largest difference. The entry
-        `QUALITY` is the PQ of panoptic maps.
+        pixels or texts in the worst photo or text. For other outputs, the number is the largest difference. Scores are
+        compared on photos with equal instance maps. The entry `QUALITY` is the PQ of panoptic maps.
 
     Raises:
         InputError: a number is NaN or infinite.
@@ -58,6 +58,9 @@ def prediction_differences(reference, predictor, images):
     for image in images:
         expected, actual = reference(image), predictor(image)
         names = expected.keys() & actual.keys()
+        # scores belong to instances, which may differ
+        if "instance" not in names or not np.array_equal(expected["instance"], actual["instance"]):
+            names -= {"score"}
         if "panoptic" in names:
             names -= {"panoptic", "instance"}
             quality = quality or PanopticQuality(reference.spec)
@@ -68,7 +71,7 @@ def prediction_differences(reference, predictor, images):
             _check_finite(name, a, b)
             if a.dtype.kind in "iuU":  # labels or text
                 values.setdefault(name, []).append(np.mean(a == b))
-            elif name != "score":  # scores belong to instances, which may differ
+            else:
                 values.setdefault(name, []).append(-np.abs(a - b).max())
     least = {name: float(abs(min(agreements))) for name, agreements in values.items()}
     return {**least, QUALITY: quality.result()["all"]["pq"]} if quality else least

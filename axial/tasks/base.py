@@ -271,6 +271,7 @@ class Task(Checked, abc.ABC):
             InvalidArgumentError for a size that `serve` does not take. None if `serve` takes all sizes.
         served: rows (name, type, shape, meaning) of the outputs of `serve`, for the card of an export. [h, w] is the
             photo's size, C the number of classes.
+        served_in_file: the same for ONNX and TFLite files, whose outputs are numbers; None if they equal `served`.
 
     Raises:
         InputError: the data does not exist, or the model is for another task.
@@ -286,7 +287,7 @@ class Task(Checked, abc.ABC):
     configures: typing.ClassVar[tuple[type, ...]]
     canvas: typing.ClassVar[tuple[int, ...]]
     trained_by = served = ()
-    finish = scale = server = expect = None
+    finish = scale = server = expect = served_in_file = None
     loss_names = ("total",)
     multi_scale = (1.0,)
     instances = True

@@ -61,7 +61,7 @@ def page(card, form, files, *, task=None, outputs=None, objects=None):
     network = find_variant(card.model).model
     made_from = ["", "They are made from:", "", *_digests(card.input)] if card.input else []
     sections = {
-        "Input": [*_tensors(_inputs(card, form, network, task)), "", *_preparation(card)],
+        "Input": [*_tensors(_inputs(card, form, network, task, outputs=outputs)), "", *_preparation(card)],
         "Output": _outputs(card, form, network, task, outputs=outputs),
         "Data": [*_data(card), *_objects(objects)],
         "Scores": _scores(card),
@@ -121,8 +121,10 @@ def _data_name(card):
     return card.spec.name if card.spec else UNKNOWN
 
 
-def _inputs(card, form, network, task):
+def _inputs(card, form, network, task, *, outputs):
     if form in ("tflite", "onnx"):
+        if not outputs:
+            return SERVER_INPUTS["photo"][1:]
         height, width = card.preprocessing["photo"]
         return [("image", "float32", f"[1, {height}, {width}, 3]", CANVAS)]
     return SERVER_INPUTS[task.evaluator.takes] if form == "saved_model" else [network.input_row]
@@ -152,6 +154,8 @@ def _preparation(card):
 def _outputs(card, form, network, task, outputs):
     if form == "saved_model":
         return _tensors(task.served) if task.served else [f"What `{type(task).__name__}.serve` returns."]
+    if form in ("tflite", "onnx") and not outputs:
+        return _tensors(task.served_in_file or task.served)
     maps = network.maps
     if outputs:
         maps = [(name, str(list(shape))) for name, shape in outputs.items()]

@@ -54,6 +54,7 @@ CASES = {
     "export --model_dir=nuclei --output_dir=OUT --checkpoint=/nowhere": "/nowhere: no such checkpoint",
     "export --model_dir=nuclei --output_dir=FOLDER": "exists; it is never overwritten",
     "export --model_dir=nuclei --output_dir=OUT --format=onnx": "ONNX needs ",
+    "export --model_dir=nuclei --output_dir=OUT --format=tflite --precision=int8": "--precision=int8 needs --maps: ",
     # axial-predict
     r"predict --model=nuclei --output_dir=OUT a\b.jpg": r"a\b.jpg: no such photo (a backslash separates no",
     "predict --model=nuclei --output_dir=FILE FILE": "a file; expected a folder",

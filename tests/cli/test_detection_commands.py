@@ -57,7 +57,9 @@ def test_serving_needs_tensorflow_alone(root):
 
 REFUSED = {
     "--scales, --flip: a detector": ("evaluate", "--model_dir={}/run", "--flip"),
-    "--format=tflite: not for detection": ("export", "--model_dir={}/run", "--output_dir={}/lite", "--format=tflite"),
+    "--format=tflite --maps: not for detection": (
+        *("export", "--model_dir={}/run", "--output_dir={}/lite", "--format=tflite", "--maps"),
+    ),
     "--submission_dir: not for detection": ("evaluate", "--model_dir={}/run", "--submission_dir={}/files"),
 }
 

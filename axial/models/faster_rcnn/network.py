@@ -5,12 +5,15 @@ and the sampling are ours and follow mmdetection, the code of the study (Zhu et 
 tf-models-official have batch norms, and the heads of the study have none.
 """
 
+import contextlib
 import dataclasses
 import functools
+from unittest import mock
 
 import tensorflow as tf
 import tf_keras as keras
 
+from axial.data.preprocess import IN_FILE
 from axial.errors import InputError
 from axial.layers import device, random
 from axial.layers.configured import Layer
@@ -215,7 +218,8 @@ class FasterRCNN(Network):
         copies = [tf.shape(images)[0], 1, 1, 1]
         anchor_boxes = {level: tf.tile(x[None], copies) for level, x in anchors(images.shape[1:3]).items()}
         visible = {level: _on_photo(x, 2 ** int(level), valid_size) for level, x in _float32(scores).items()}
-        proposals, _ = self._propose(_float32(codes), visible, anchor_boxes, valid_size, training=truth is not None)
+        with _suppression():
+            proposals, _ = self._propose(_float32(codes), visible, anchor_boxes, valid_size, training=truth is not None)
         proposals = tf.stop_gradient(proposals)
         crops = {level: tf.cast(pyramid[level], tf.float32) for level in sorted(pyramid)[:-1]}
         if truth is None:
@@ -239,10 +243,13 @@ class FasterRCNN(Network):
             pre_nms_score_threshold=LEAST_SCORE,
             nms_iou_threshold=OVERLAP["detections"],
             max_num_detections=self.options.detections,
-            nms_version="batched" if device.on_cpu() else "v2",  # one op on a CPU, or a loop of ops that any device has
+            # one op on a CPU, or a loop of ops that any device has
+            nms_version="batched" if device.on_cpu() and not IN_FILE.get() else "v2",
             dtype="float32",
         )
-        detections = detect(_float32(codes), _float32(logits), proposals, valid_size, regression_weights=CODE_WEIGHTS)
+        with _suppression():
+            boxes = _float32(codes), _float32(logits), proposals, valid_size
+            detections = detect(*boxes, regression_weights=CODE_WEIGHTS)
         classes = tf.cast(detections["detection_classes"], tf.int32)
         result = {"box": detections["detection_boxes"], "score": detections["detection_scores"], "class": classes}
         result["count"] = tf.cast(detections["num_detections"], tf.int32)
@@ -297,6 +304,27 @@ class FasterRCNN(Network):
             result["mask_logits"] = self.mask_head(self._crops(maps, boxes, MASK_CROP), classes)
             result |= {"mask_classes": classes, "mask_targets": tf.stop_gradient(masks)}
         return result
+
+
+def _suppression():
+    """A context in which a graph for a file has the formats' own op for suppression, not tf-models-official's loops."""
+    from official.vision.ops import nms
+
+    def suppress(scores, boxes, max_output_size, iou_threshold):
+        kept, count = tf.raw_ops.NonMaxSuppressionV4(
+            boxes=boxes[0],
+            scores=scores[0],
+            max_output_size=max_output_size,
+            iou_threshold=iou_threshold,
+            score_threshold=0.0,
+            pad_to_max_output_size=True,
+        )
+        real = tf.range(max_output_size) < count
+        scores = tf.where(real, tf.gather(scores[0], kept), 0.0)
+        return scores[None], tf.where(real[:, None], tf.gather(boxes[0], kept), 0.0)[None]
+
+    patch = mock.patch.object(nms, "sorted_non_max_suppression_padded", suppress)
+    return patch if IN_FILE.get() else contextlib.nullcontext()
 
 
 def _float32(maps):

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image, ImageDraw, ImageFont
 
+from axial.data.preprocess import IN_FILE, resize_by_products
 from axial.data.streams import decode_photo
 from axial.data.tfrecord import photo_name
 from axial.errors import InputError
@@ -109,8 +110,17 @@ def central_crop(photo, image, central):
 
 def _resized(photo, size):
     """The photo, resized by bicubic interpolation and clipped to the values 0 to 255."""
-    resized = tf.image.resize(photo, size, "bicubic", antialias=True)
+    if IN_FILE.get():
+        resized = resize_by_products(photo, size, _cubic)
+    else:
+        resized = tf.image.resize(photo, size, "bicubic", antialias=True)
     return tf.clip_by_value(resized, 0.0, 255.0)
+
+
+def _cubic(x):
+    """The kernel of bicubic interpolation at distances x (Keys, 1981, with a = -1/2)."""
+    near, far = (1.5 * x - 2.5) * x**2 + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2
+    return tf.where(x <= 1, near, tf.where(x <= 2, far, 0.0))
 
 
 def soft_labels(batch, data, num_classes):
@@ -341,6 +351,7 @@ class ClassificationTask(Task):
         ("class", "string", "[5]", "names of the most probable classes"),
         ("score", "float32", "[5]", "their probabilities, 0 to 1"),
     )
+    served_in_file = served[0], ("class", "int32", "[5]", "indices of the most probable classes"), served[2]
 
     data: ClassificationData
     label_smoothing: BelowOne = 0.1
@@ -386,4 +397,5 @@ class ClassificationTask(Task):
         """The prediction for one photo, uint8 [h, w, 3], as an export returns it; see `Server`."""
         probability = tf.nn.softmax(model(self.example(image)["image"][None])[LOGITS])[0]
         score, best = tf.math.top_k(probability, min(BEST, self.spec.num_classes))
-        return {"probability": probability, "score": score, "class": tf.gather(self.spec.class_names, best)}
+        names = best if IN_FILE.get() else tf.gather(self.spec.class_names, best)
+        return {"probability": probability, "score": score, "class": names}

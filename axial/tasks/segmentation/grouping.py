@@ -13,7 +13,7 @@ import typing
 import numpy as np
 import tensorflow as tf
 
-from axial.data.preprocess import full_size
+from axial.data.preprocess import IN_FILE, full_size
 from axial.errors import InputError
 from axial.io.check import Checked, Count, Fraction, Natural
 from axial.layers import device
@@ -123,6 +123,14 @@ def _compiled():
     return device.compiled(group_pixels, device.has_xla())
 
 
+def _each(function, maps, signature):
+    """`tf.map_fn` over a batch. A file has a batch of one image and no loop."""
+    if IN_FILE.get():
+        result = function(tuple(x[0] for x in maps))
+        return tf.nest.map_structure(lambda x: x[None], result)
+    return tf.map_fn(function, maps, fn_output_signature=signature)
+
+
 def group_pixels(offsets, centers, count):
     """int32 [H, W]: for each pixel, the index of the centre nearest to its position plus its offset.
 
@@ -183,14 +191,13 @@ def postprocess(maps, spec, config):
         semantic, offsets, centers, scores = inputs
         count = tf.reduce_sum(tf.cast(scores > 0, tf.int32))
         thing = tf.gather(tf.constant(spec.things), semantic) & (count > 0)
-        instance = tf.where(thing, _compiled()(offsets, centers, count) + 1, 0)
+        group = group_pixels if IN_FILE.get() else _compiled()
+        instance = tf.where(thing, group(offsets, centers, count) + 1, 0)
         return instance, *merge_semantic_and_instance(semantic, instance, most, spec=spec, config=config)
 
     map_spec = tf.TensorSpec(semantic.shape[1:], tf.int32)
-    instance, panoptic, classes = tf.map_fn(
-        one,
-        (semantic, maps[OFFSET], centers, scores),
-        fn_output_signature=(map_spec, map_spec, tf.TensorSpec([most + 1], tf.int32)),
+    instance, panoptic, classes = _each(
+        one, (semantic, maps[OFFSET], centers, scores), (map_spec, map_spec, tf.TensorSpec([most + 1], tf.int32))
     )
     probability = tf.gather(maps[PROBABILITY], tf.gather(classes, instance, batch_dims=1), batch_dims=3)
     return {
@@ -227,7 +234,7 @@ def _without_instances(semantic, spec, config):
         functools.partial(merge_semantic_and_instance, most=1, spec=stuff_only(spec), config=config),
     )
     map_spec = tf.TensorSpec(semantic.shape[1:], tf.int32)
-    panoptic = tf.map_fn(lambda maps: one(*maps)[0], (semantic, none), fn_output_signature=map_spec)
+    panoptic = _each(lambda maps: one(*maps)[0], (semantic, none), map_spec)
     scores = tf.zeros([tf.shape(semantic)[0], most_centers(semantic.shape[1:], config, spec)])
     maps = {"semantic": semantic, "instance": none, "panoptic": panoptic}
     return {**maps, "center_score": scores, "score": scores, "dropped": none[:, 0, 0]}
@@ -247,9 +254,7 @@ def merge_semantic_and_instance(semantic, instance, most, *, spec, config):
     """
     pixels, classes = tf.size(semantic), spec.num_classes
     flat = tf.reshape(instance, [-1])
-    votes = tf.raw_ops.DenseBincount(  # under XLA the size of tf.math.bincount is not static
-        input=flat * classes + tf.reshape(semantic, [-1]), size=(most + 1) * classes, weights=tf.constant([], tf.int32)
-    )
+    votes = _counts(flat * classes + tf.reshape(semantic, [-1]), (most + 1) * classes)
     votes = tf.reshape(votes, [most + 1, classes])  # [instance, class], in pixels
     winner = tf.argmax(votes, 1, tf.int32)
     area = tf.reduce_sum(votes, 1)
@@ -263,6 +268,44 @@ def merge_semantic_and_instance(semantic, instance, most, *, spec, config):
     class_labels = tf.where(stuff, tf.range(classes) * spec.label_divisor, spec.void)
     panoptic = tf.where(instance > 0, tf.gather(instance_labels, instance), tf.gather(class_labels, semantic))
     return panoptic, winner
+
+
+def _counts(values, size):
+    """int32 [size]: how often each number from 0 to size - 1 is among `values`."""
+    if IN_FILE.get():
+        return tf.math.unsorted_segment_sum(tf.ones_like(values), values, size)
+    # under XLA the size of tf.math.bincount is not static
+    return tf.raw_ops.DenseBincount(input=values, size=size, weights=tf.constant([], tf.int32))
+
+
+def segment_rows(prediction, spec):
+    """The segments of one photo, sorted by their labels, without void.
+
+    Args:
+        prediction: result of `photo_prediction`.
+        spec: `DatasetSpec`.
+
+    Returns:
+        dict of 'segment' int32 [S], the labels in 'panoptic'; 'segment_class' int32 [S], class indices; 'segment_score'
+        float32 [S], 1 for stuff; and 'segment_box' int32 [S, 4] of (x, y, width, height).
+    """
+    width = tf.shape(prediction["panoptic"])[1]
+    labels, segment = tf.unique(tf.reshape(prediction["panoptic"], [-1]))
+    count, pixels = tf.size(labels), tf.range(tf.size(segment))
+    least, most = tf.math.unsorted_segment_min, tf.math.unsorted_segment_max
+    places = pixels % width, pixels // width
+    left, top, right, bottom = (reduce(at, segment, count) for reduce in (least, most) for at in places)
+    first = least(pixels, segment, count)
+    owner = tf.gather(tf.reshape(prediction["instance"], [-1]), first)  # 0 for stuff
+    rows = {
+        "segment": labels,
+        "segment_class": labels // spec.label_divisor,
+        "segment_score": tf.gather(tf.concat([[1.0], prediction["score"]], 0), owner),
+        "segment_box": tf.stack([left, top, right - left + 1, bottom - top + 1], 1),
+    }
+    order = tf.argsort(labels)
+    order = tf.boolean_mask(order, tf.gather(rows["segment_class"], order) != spec.ignore)
+    return {name: tf.gather(values, order) for name, values in rows.items()}
 
 
 # === Pieces ===
@@ -299,7 +342,10 @@ def _piece_graph(spec, config):
     def run_pieces(panoptic, scale):
         run, label, root = _components(panoptic)
         runs = tf.range(tf.size(root))
-        area = tf.math.bincount(tf.gather(root, run), minlength=tf.size(root))  # of each piece, at its first run
+        pixels = tf.reshape(tf.gather(root, run), [-1])
+        area = tf.math.unsorted_segment_sum(
+            tf.ones_like(pixels), pixels, tf.size(root)
+        )  # of each piece, at its first run
         segment = tf.unique(label)[1]
         largest = tf.gather(tf.math.unsorted_segment_max(area, segment, tf.size(root)), segment)
         largest = tf.where(area == largest, runs, tf.size(root))
@@ -329,7 +375,7 @@ def _components(labels):
         run of each pixel, int32 [h, w], in raster order; label of each run, int32 [R]; first run of each run's
         component, int32 [R].
     """
-    begins = tf.pad(labels[:, 1:] != labels[:, :-1], [[0, 0], [1, 0]], constant_values=True)
+    begins = tf.concat([tf.fill([tf.shape(labels)[0], 1], True), labels[:, 1:] != labels[:, :-1]], 1)
     run = tf.reshape(tf.cumsum(tf.cast(tf.reshape(begins, [-1]), tf.int32)) - 1, tf.shape(labels))
     touch = (labels[1:] == labels[:-1]) & (begins[1:] | begins[:-1])  # one pixel for each pair of touching runs
     pairs = tf.concat([tf.boolean_mask(run[:-1], touch), tf.boolean_mask(run[1:], touch)], 0)
@@ -348,7 +394,7 @@ def connected(count, pairs):
     def hook(root, _):
         ends = tf.gather(root, pairs)
         first = tf.tile(tf.reduce_min(tf.reshape(ends, [2, -1]), 0), [2])
-        new = tf.tensor_scatter_nd_min(root, ends[:, None], first)
+        new = tf.minimum(root, tf.math.unsorted_segment_min(first, ends, tf.size(root)))
         new = tf.gather(new, new)
         return new, tf.reduce_any(new != root)
 

@@ -10,14 +10,14 @@ import math
 
 import tensorflow as tf
 
-from axial.data.preprocess import SCALE, preprocess
+from axial.data.preprocess import IN_FILE, SCALE, preprocess
 from axial.io import schemas
 from axial.io.check import BelowOne, Scales
 from axial.models.registry import find_variant
 from axial.tasks.base import DistributedPredictor, Inference, Task
 from axial.tasks.segmentation.canvas_maps import canvas_maps, sliding
 from axial.tasks.segmentation.evaluator import PANOPTIC
-from axial.tasks.segmentation.grouping import PostprocessConfig, photo_prediction, postprocess
+from axial.tasks.segmentation.grouping import PostprocessConfig, photo_prediction, postprocess, segment_rows
 from axial.tasks.segmentation.input_pipeline import Augmentation, DataConfig, training_example
 from axial.tasks.segmentation.losses import LossConfig, TargetConfig, panoptic_losses
 from axial.tasks.segmentation.tiles import Tiled
@@ -76,6 +76,13 @@ class DensePrediction(Task):
         ("instance", "int32", "[h, w]", "0 for none, i for the i-th row of score"),
         ("score", "float32", "[K]", "confidence of each instance, 0 to 1"),
         ("dropped", "int32", "[]", "number of objects that the grouping dropped"),
+    )
+    served_in_file = (
+        *served,
+        ("segment", "int32", "[S]", "the values of panoptic, sorted, without void"),
+        ("segment_class", "int32", "[S]", "class index of each segment"),
+        ("segment_score", "float32", "[S]", "confidence of each segment, 0 to 1; 1 for stuff"),
+        ("segment_box", "int32", "[S, 4]", "x, y, width and height of each segment in pixels of the photo"),
     )
 
     data: DataConfig
@@ -158,9 +165,15 @@ class DensePrediction(Task):
 
         def predict(image):
             placed, valid_size = preprocess(image, self.data.canvases(one=True))
+            if IN_FILE.get() and self.scale is not None:  # a file has no assertions; an index beyond the end is refused
+                fits = tf.reduce_all((valid_size > 0) & (valid_size <= self.canvas))
+                placed = tf.gather(placed[None], tf.where(fits, 0, 1))
             result = self.segment(self.maps(model, placed[None]))
             return self.on_photo({k: v[0] for k, v in result.items()}, valid_size, tf.shape(image)[:2])
 
+        if IN_FILE.get():  # a file has no tiles
+            prediction = predict(image)
+            return {**prediction, **segment_rows(prediction, self.spec)}
         return self.exported.serve(predict, image)
 
     def on_photo(self, result, valid_size, size):
