@@ -343,9 +343,7 @@ def _piece_graph(spec, config):
         run, label, root = _components(panoptic)
         runs = tf.range(tf.size(root))
         pixels = tf.reshape(tf.gather(root, run), [-1])
-        area = tf.math.unsorted_segment_sum(
-            tf.ones_like(pixels), pixels, tf.size(root)
-        )  # of each piece, at its first run
+        area = _counts(pixels, tf.size(root))  # of each piece, at its first run
         segment = tf.unique(label)[1]
         largest = tf.gather(tf.math.unsorted_segment_max(area, segment, tf.size(root)), segment)
         largest = tf.where(area == largest, runs, tf.size(root))
