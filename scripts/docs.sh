@@ -14,7 +14,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/pages"
 find ./*.md LICENSE docs experiments axial \( -name '*.md' -o -name LICENSE -o -name photos.txt -o -name zoo.csv \
-  -o -name '*.png' -o -name '*.jpg' -o -name '*.safetensors' \) -print0 | xargs -0 cp --parents --target-directory="$work/pages"
+  -o -name '*.png' -o -name '*.jpg' -o -name '*.safetensors' \) -print0 |
+  xargs -0 cp --parents --target-directory="$work/pages"
 # The pages link to some source files. A browser shows these as text.
 grep -rhoE '\]\((\.\./)?axial/[a-z_/]+\.py\)' README.md docs | sed -E 's/.*(axial\/.*)\)/\1/' | sort -u |
   xargs cp --parents --target-directory="$work/pages"
