@@ -2,7 +2,6 @@
 
 import collections
 import hashlib
-import io
 import itertools
 
 import numpy as np
@@ -18,7 +17,7 @@ from axial.data.streams import decode_photo, record_fault
 from axial.io import page as pages
 from axial.io.check import shortened
 from axial.io.show import Html, counted, html, print_table, progress
-from axial.io.write import file_digest
+from axial.io.write import file_digest, image_bytes
 from axial.tasks.segmentation.drawing import hex_color, overlay
 
 TINY = 16  # pixels
@@ -261,8 +260,6 @@ def page(checks):
 
 
 def _picture(name, picture):
-    encoded = io.BytesIO()
     image = Image.fromarray(picture)
     image.thumbnail((1120, 1120))
-    image.save(encoded, "JPEG", quality=85)
-    return pages.figure(pages.embedded(encoded.getvalue(), name, "jpeg"), name)
+    return pages.figure(pages.embedded(image_bytes(image, "JPEG", quality=85), name, "jpeg"), name)
