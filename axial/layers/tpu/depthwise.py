@@ -17,7 +17,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from axial.layers.tpu.pallas import FAST_MEMORY, FAST_MEMORY_V4, on_tensors, tpu_generation
+from axial.layers.tpu.pallas import FAST_MEMORY, FAST_MEMORY_V4, compiler_params, on_tensors, tpu_generation
 
 LANES, ROWS = 128, 8  # lanes and rows of a float32 vector
 MARGIN = 8  # rows of zeros above and below a column: the largest reach of a kernel
@@ -107,9 +107,7 @@ def _run(kernel, side, interpret, *, arrays, taps):
             pltpu.VMEM((side * side, ROWS, LANES), jnp.float32),
             *(pltpu.VMEM((n, rows + more, LANES), jnp.float32) for n, more in zip(columns, margins)),
         ],
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "parallel", "arbitrary"), vmem_limit_bytes=FAST_MEMORY
-        ),
+        compiler_params=compiler_params("parallel", "parallel", "arbitrary"),
         cost_estimate=pl.CostEstimate(
             flops=2 * side * side * pixels * len(arrays),
             transcendentals=0,

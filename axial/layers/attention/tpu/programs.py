@@ -10,6 +10,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from axial.layers.attention.tpu.tiling import FAST_MEMORY, LANES, ROWS
+from axial.layers.tpu.pallas import compiler_params
 
 CORES = 2  # cores of a v4 or v5p chip, which is one device; on other chips the split has no effect
 SHARED = 32  # smallest number of programs that are split over cores
@@ -187,9 +188,7 @@ def run_programs(kernel, tiling, interpret, operands, *, delayed=False, flops=0,
         ],
         scratch_shapes=[pltpu.VMEM(shape, jnp.dtype(dtype)) for shape, dtype in operands.scratch],
         input_output_aliases=aliases,
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=FAST_MEMORY
-        ),
+        compiler_params=compiler_params("parallel", "arbitrary", memory=FAST_MEMORY),
         cost_estimate=pl.CostEstimate(
             flops=programs.cores * programs.steps * flops,
             transcendentals=programs.cores * programs.steps * exponentials * ROWS * tiling.heads * LANES,
