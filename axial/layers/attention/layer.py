@@ -223,15 +223,12 @@ def logit_maps(q, k, rows, terms):
         rows: dict of the table rows 'query' and 'key', [L, M, D]. Entry [l, m] is r_{m-l}.
         terms: the terms to compute, some of `TERMS`.
     """
-    maps = {}
-    for term in terms:
-        if term == "content":
-            maps[term] = tf.einsum("blhd,bmhd->bhlm", q, k)
-        elif term == "query":
-            maps[term] = tf.einsum("blhd,lmd->bhlm", q, rows["query"])
-        else:
-            maps[term] = tf.einsum("bmhd,lmd->bhlm", k, rows["key"])
-    return widen(tf.stack([maps[term] for term in terms]))
+    products = {
+        "content": lambda: tf.einsum("blhd,bmhd->bhlm", q, k),
+        "query": lambda: tf.einsum("blhd,lmd->bhlm", q, rows["query"]),
+        "key": lambda: tf.einsum("bmhd,lmd->bhlm", k, rows["key"]),
+    }
+    return widen(tf.stack([products[term]() for term in terms]))
 
 
 def split_heads(x, windows, heads):

@@ -113,11 +113,9 @@ class Windows:
         windowed = span is not None and length > max(span, SMALLEST_BLOCK)
         self.blocks = -(-length // max(self.reach, SMALLEST_BLOCK)) if windowed else 1
         self.queries = -(-length // self.blocks)
-        if windowed:
-            self.keys, first_key = self.queries + 2 * self.reach, -self.reach
-        else:
-            self.keys, first_key = length, 0
-        self.offsets, visible = _pairs(self, first_key)
+        margin = self.reach if windowed else 0  # keys on either side of the queries
+        self.keys = self.queries + 2 * margin
+        self.offsets, visible = _pairs(self, -margin)
         self.visible = None if visible.all() else visible
 
     @property
