@@ -100,10 +100,8 @@ def test_local_span_makes_no_tensor_of_length_times_length(backend):
 )
 def test_chunks_and_recomputing_change_nothing(monkeypatch, backend, axis, span, size, chunks, recompute):
     """A train step has the same outputs and gradients in chunks and with rematerialisation of the attention weights."""
-    layer, again = (
-        AxialAttention(16, 32, axis, heads=2, span=span, max_distance=9, backend=backend, recompute=r)
-        for r in ("none", recompute)
-    )
+    options = dict(heads=2, span=span, max_distance=9, backend=backend)
+    layer, again = (AxialAttention(16, 32, axis, recompute=r, **options) for r in ("none", recompute))
     images = 3 if backend == "cpu" else 2
     x = tf.random.stateless_normal([images, *size, 8], [0, 1])
     built(layer, x), again(x)
