@@ -122,11 +122,8 @@ def _sums_backward(tiling, program, *refs):
             query_total[head_rows] += dot(tiling.cast(q[rows]), d_of_query)
             key_total[head_rows] += dot(tiling.cast(center_keys[rows]), d_of_key)
             if tiling.ends_group(head, tiling.depth):
-                d_contents, d_qs, d_ks, d_centers = (
-                    jnp.transpose(whole_registers(heads)) for heads in (d_contents, d_qs, d_ks, d_centers)
-                )
-                for operand, d_operand in ((0, d_contents), (1, d_qs), (2, d_ks), (2, d_centers)):
-                    gradient.add(window, operand, lanes, d_operand)
+                for operand, heads in ((0, d_contents), (1, d_qs), (2, d_ks), (2, d_centers)):
+                    gradient.add(window, operand, lanes, jnp.transpose(whole_registers(heads)))
 
         return run
 
