@@ -41,16 +41,11 @@ def test_choose(monkeypatch, backend, on_cpu, on_tpu, can, form):
 
 @pytest.mark.parametrize(
     "ours,theirs,attribute,generation",
-    [
-        (None, None, "", None),
-        (None, "v5litepod-16", "v4-32", 5),
-        ("v6e", "v5litepod-16", "", 6),
-        ("other", None, "", None),
-    ],
+    [("", "", "", None), ("", "v5litepod-16", "v4-32", 5), ("v6e", "v5litepod-16", "", 6), ("other", "", "", None)],
 )
 def test_generation_of_the_tpu(monkeypatch, ours, theirs, attribute, generation):
     for name, value in (("AXIAL_TPU", ours), ("TPU_ACCELERATOR_TYPE", theirs)):
-        monkeypatch.setenv(name, value or "")
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr(metadata, "tpu_environment", lambda: {"ACCELERATOR_TYPE": attribute})
     assert device.tpu_generation.__wrapped__() == generation
 
