@@ -211,7 +211,7 @@ BAD = [
     (content(text_ids), r"id '2' of 000000000002.jpg is a text, id 1 of 000000000001.jpg a number"),
     (content(lambda c: c["annotations"][-1].update(image_id="2")), r"image_id '2', which is not in images"),
     (replace(png, lambda image: image, format="JPEG"), r"000000000002.png: its content is JPEG"),
-    (content(lambda c: c["images"][-1].update(file_name="sub\\a.jpg")), r"a.jpg: missing, .* a backslash separates no"),
+    (content(lambda c: c["images"][-1].update(file_name="sub\\a.jpg")), r"a.jpg: missing, .*a backslash separates no"),
 ]
 
 
