@@ -164,10 +164,6 @@ def logit_sums_gradient(tiling, interpret, d_sums, x, more, affine, tables):
         before=[(more, k.stop)],
         small=[affine, *map(tiling.cast, tables[:2])],
         sums=[float_shape(*shape) for shape in (affine.shape, *shapes)],
-        scratch=[
-            *Normalized.scratch(tiling, values=False),
-            *Gradient.scratch(tiling, q.stop + k.stop),
-            *((shape, jnp.float32) for shape in shapes),
-        ],
+        scratch=Normalized.scratch(tiling, values=False) + Gradient.scratch(tiling, q.stop + k.stop, shapes),
     )
     return run_programs(_sums_backward, tiling, interpret, operands, delayed=True, flops=tiling.flops(9))
