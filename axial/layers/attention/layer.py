@@ -22,6 +22,7 @@ H heads; D query and key channels per head; E value channels per head; R rows of
 """
 
 import dataclasses
+import functools
 
 import tensorflow as tf
 import tf_keras as keras
@@ -161,12 +162,9 @@ class AttentionSpec:
         for use in self.uses:
             depth = (self.value_channels if use == "value" else self.key_channels) // self.options.heads
             for name in (f"{use}_row", f"{use}_column") if square else (use,):
-                tables[name] = layer.add_weight(
-                    f"{name}_table",
-                    [rows, depth],
-                    initializer=keras.initializers.TruncatedNormal(stddev=(variance / depth) ** 0.5),
-                    experimental_autocast=False,
-                )
+                normal = keras.initializers.TruncatedNormal(stddev=(variance / depth) ** 0.5)
+                table = functools.partial(layer.add_weight, initializer=normal, experimental_autocast=False)
+                tables[name] = table(f"{name}_table", [rows, depth])
         return tables
 
     def lookup_tables(self, tables):
