@@ -17,7 +17,7 @@ from axial.data.streams import decode_photo, record_fault
 from axial.io import page as pages
 from axial.io.check import shortened
 from axial.io.show import Html, counted, html, print_table, progress
-from axial.io.write import file_digest, image_bytes
+from axial.io.write import bytes_of, file_digest
 from axial.tasks.segmentation.drawing import hex_color, overlay
 
 TINY = 16  # pixels
@@ -262,4 +262,5 @@ def page(checks):
 def _picture(name, picture):
     image = Image.fromarray(picture)
     image.thumbnail((1120, 1120))
-    return pages.figure(pages.embedded(image_bytes(image, "JPEG", quality=85), name, "jpeg"), name)
+    jpeg = bytes_of(lambda file: image.save(file, "JPEG", quality=85))
+    return pages.figure(pages.embedded(jpeg, name, "jpeg"), name)

@@ -15,7 +15,7 @@ from axial.io.images import open_photo, orientation, turned, upright
 from axial.io.paths import inside
 from axial.io.read import check_unique, first_line, read_file, read_json
 from axial.io.show import say
-from axial.io.write import image_bytes
+from axial.io.write import bytes_of
 
 PHOTOS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")  # suffixes of `io.images.FORMATS`
 
@@ -225,7 +225,7 @@ def _encoded(data, photo):
             return first if first.endswith(b"\xff\xd9") else data
     format = "JPEG" if image.format in ("JPEG", "MPO") else "PNG"
     # By default, Pillow saves the original's transparency, which may not fit the new mode.
-    return image_bytes(rgb(photo), format, quality=95, subsampling=0, transparency=None)
+    return bytes_of(lambda file: rgb(photo).save(file, format, quality=95, subsampling=0, transparency=None))
 
 
 def reason_of(error):

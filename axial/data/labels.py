@@ -9,7 +9,7 @@ from axial.errors import InputError
 from axial.io.check import shortened
 from axial.io.images import open_image, open_photo
 from axial.io.read import read_file
-from axial.io.write import image_bytes
+from axial.io.write import bytes_of
 
 LARGEST_ID = (1 << 24) - 1  # largest segment id in a panoptic PNG
 DEEP = ("I", "I;16", "I;16B", "I;16L")  # Pillow's modes of 16-bit PNGs
@@ -39,7 +39,7 @@ def blank(size):
 
 def encode_rgb(rgb):
     """Bytes of a PNG of `rgb`, uint8 [h, w, 3]."""
-    return image_bytes(Image.fromarray(rgb))
+    return bytes_of(lambda file: Image.fromarray(rgb).save(file, "PNG"))
 
 
 def colors_of(ids):

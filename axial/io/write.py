@@ -307,7 +307,7 @@ def write_image(path, image, format="PNG"):
 
     A single request writes the file to a bucket, because there are many images. A bucket shows only complete files.
     """
-    data = image_bytes(image, format, **_SAVED.get(format, {}))
+    data = bytes_of(lambda file: image.save(file, format, **_SAVED.get(format, {})))
     if is_remote(path):
         import tensorflow as tf
 
@@ -316,10 +316,10 @@ def write_image(path, image, format="PNG"):
         write_bytes(path, data)
 
 
-def image_bytes(image, format="PNG", **options):
-    """The bytes of a Pillow image's file. The options are those of Pillow's `save`."""
+def bytes_of(save):
+    """The bytes that save(file) writes to a binary file."""
     file = io.BytesIO()
-    image.save(file, format, **options)
+    save(file)
     return file.getvalue()
 
 

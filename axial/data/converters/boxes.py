@@ -13,7 +13,7 @@ from axial.data.specs import ANOTHER_SPEC, check_categories
 from axial.errors import InputError
 from axial.io import schemas
 from axial.io.read import check_unique, convert, read_json
-from axial.io.write import image_bytes
+from axial.io.write import bytes_of
 
 SLACK = 1.0  # pixels by which a box may extend beyond its image, because COCO rounds corners
 FARTHEST = 2**17  # largest coordinate of a polygon, in pixels; pycocotools takes time in proportion to its length
@@ -125,7 +125,7 @@ def _mask(where, segmentation, size):
     pixels = np.zeros([1, 1], np.uint8)
     if segmentation is not None:
         pixels = masks.decode(run_lengths(where, segmentation, size))
-    return image_bytes(Image.fromarray(255 * pixels).convert("1"))
+    return bytes_of(lambda file: Image.fromarray(255 * pixels).convert("1").save(file, "PNG"))
 
 
 def run_lengths(where, segmentation, size):
