@@ -84,7 +84,5 @@ def demand_lines(demanded, batch, unit="images", *, step_seconds, cores):
         f"{demanded['batch_bytes_per_second'] / 1e6:.1f} MB/s of prepared batches"
     )
     yield f"this machine's pipeline gives {demanded['images_per_core_second']:.1f} {unit}/s a core"
-    yield (
-        f"a machine of {cores} such cores gives {demanded['images_per_host_second']:.1f} {unit}/s: "
-        f"the slice needs {demanded['hosts']} of them, its own hosts or data-service workers"
-    )
+    needed = f"the slice needs {demanded['hosts']} of them, its own hosts or data-service workers"
+    yield f"a machine of {cores} such cores gives {demanded['images_per_host_second']:.1f} {unit}/s: {needed}"
