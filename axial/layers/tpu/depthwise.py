@@ -89,6 +89,7 @@ def _run(kernel, side, interpret, *, arrays, taps):
     )
     center = pl.BlockSpec((1, COLUMNS, height, LANES), lambda n, g, b: (n, b, 0, g))
     tap_block = pl.BlockSpec((side * side, LANES), lambda n, g, b: (0, g))
+    tap_sums = jax.ShapeDtypeStruct((images, side * side, ROWS, channels), jnp.float32)
     sums = pl.BlockSpec((1, side * side, ROWS, LANES), lambda n, g, b: (n, 0, 0, g))
     columns = [COLUMNS + side - 1, *[COLUMNS] * len(arrays)]
     margins = [2 * MARGIN, *[0] * len(arrays)]
@@ -99,10 +100,7 @@ def _run(kernel, side, interpret, *, arrays, taps):
         grid=(images, groups, blocks),
         in_specs=[around, *[center] * backward, tap_block],
         out_specs=[center, *[sums] * backward],
-        out_shape=[
-            jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype),
-            *[jax.ShapeDtypeStruct((images, side * side, ROWS, channels), jnp.float32)] * backward,
-        ],
+        out_shape=[jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype), *[tap_sums] * backward],
         scratch_shapes=[
             pltpu.VMEM((side * side, ROWS, LANES), jnp.float32),
             *(pltpu.VMEM((n, rows + more, LANES), jnp.float32) for n, more in zip(columns, margins)),

@@ -109,10 +109,8 @@ def _sums_backward(tiling, program, *refs):
             terms, (q, k, center_keys), (d_contents, d_qs, d_ks, d_centers) = terms_of(lanes.start, lanes.stop)
             products = terms.products(rows)
             yield
-            d = [
-                (d_sums[i, head] + 2.0 * d_sums[3 + i, head] * s) * counts
-                for i, (s, counts) in enumerate(zip(products, counted, strict=True))
-            ]
+            pairs = enumerate(zip(products, counted, strict=True))
+            d = [(d_sums[i, head] + 2.0 * d_sums[3 + i, head] * s) * counts for i, (s, counts) in pairs]
             d_content, d_of_query, d_of_key = tiling.cast(tiling.shear.unfold(d[0])), *map(tiling.cast, d[1:])
             yield
             d_contents.append(dot(tiling.cast(k[rows, : tiling.shear.keys]), d_content))

@@ -173,6 +173,7 @@ def run_programs(kernel, tiling, interpret, operands, *, delayed=False, flops=0,
     moved = sum(math.prod(x.shape) * x.dtype.itemsize for x in (*operands.blocks, *operands.small, *operands.sums))
     for count, pixels in ((times, operands.around), (1, operands.before), (1, written)):
         moved += sum(int(count * tiling.pixels * lanes) * x.dtype.itemsize for x, lanes in pixels)
+    core_sums = [float_shape(programs.cores, *x.shape) for x in operands.sums]
     results = pl.pallas_call(
         lambda *refs: kernel(tiling, programs.current(), *refs),
         name=kernel.__name__.strip("_"),
@@ -182,10 +183,7 @@ def run_programs(kernel, tiling, interpret, operands, *, delayed=False, flops=0,
             *(programs.rows((ROWS, lanes), late=int(delayed), written=True) for _, lanes in written),
             *(fixed((None, *x.shape), lambda core, step: (core, 0, 0)) for x in operands.sums),
         ],
-        out_shape=[
-            *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x, _ in written),
-            *(float_shape(programs.cores, *x.shape) for x in operands.sums),
-        ],
+        out_shape=[*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x, _ in written), *core_sums],
         scratch_shapes=[pltpu.VMEM(shape, jnp.dtype(dtype)) for shape, dtype in operands.scratch],
         input_output_aliases=aliases,
         compiler_params=compiler_params("parallel", "arbitrary", memory=FAST_MEMORY),
