@@ -94,12 +94,10 @@ def fault(folder, kind):
 
 def faults(root):
     """List of (folder name, format, result of `fault`) for each saved format in each folder of `root`."""
-    return [
-        (path.name, kind, fault(path, kind))
-        for path in sorted(root.iterdir())
-        for kind, name in FORMATS.items()
-        if (path / name).exists()
+    saved = [
+        (path, kind) for path in sorted(root.iterdir()) for kind, name in FORMATS.items() if (path / name).exists()
     ]
+    return [(path.name, kind, fault(path, kind)) for path, kind in saved]
 
 
 def faults_in_a_fresh_process(root, cases, make):

@@ -30,14 +30,8 @@ from cosmic_ray.work_db import use_db
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TREE = ROOT / "build" / "mutants" / "tree"
-MODULES = (
-    "io/*.py",
-    "metrics/*.py",
-    "tasks/segmentation/losses.py",
-    "tasks/segmentation/grouping.py",
-    "data/levels.py",
-    "data/tfrecord.py",
-)
+MODULES = "io/*.py metrics/*.py data/levels.py data/tfrecord.py".split()
+MODULES += ["tasks/segmentation/losses.py", "tasks/segmentation/grouping.py"]
 PROPERTIES = "metrics/test_properties.py"
 # Test files of the modules whose tests are not only in FOLDER/test_NAME.py.
 TESTS = {

@@ -55,11 +55,8 @@ def generalized_attention(x, *, layer, keys=None, key_mask=None, **w):
     mixed, step = np.zeros_like(x), layer.key_stride
     places = list(itertools.product(range(0, keys.shape[1], step), range(0, keys.shape[2], step)))
     for b, h, i, j in itertools.product(range(B), range(layer.heads), range(H), range(W)):
-        visible = [
-            (r, c)
-            for r, c in places
-            if sees(i - r) and (layer.axes == 1 or sees(j - c)) and (key_mask is None or key_mask[b, r, c])
-        ]
+        visible = [(r, c) for r, c in places if sees(i - r) and (layer.axes == 1 or sees(j - c))]
+        visible = [(r, c) for r, c in visible if key_mask is None or key_mask[b, r, c]]
         logits = np.array([logit(x[b, i, j], keys[b, r, c], (i - r, j - c), h) for r, c in visible])
         channels = slice(h * D, (h + 1) * D)
         for a, (r, c) in zip(softmax(logits * (D**-0.5 if layer.scaled else 1.0)), visible):

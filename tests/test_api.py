@@ -81,14 +81,8 @@ def test_the_shipped_weights_find_nuclei_that_no_training_has_seen():
     """In a new process, the PQ on test photos is above 0.75. axial prints nothing and imports no slow package."""
     photos = [str(path) for path in PHOTOS[::16]]
     environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
-    result = subprocess.run(
-        [sys.executable, "-c", FRESH, *photos],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env=environment,
-    )
+    call = [sys.executable, "-c", FRESH, *photos]
+    result = subprocess.run(call, check=False, capture_output=True, text=True, timeout=600, env=environment)
     assert (result.returncode, result.stderr) == (0, "")
     unneeded, score = result.stdout.splitlines()
     assert len(photos) >= 2 and float(score) > 0.75

@@ -2,7 +2,6 @@
 
 import collections
 import hashlib
-import io
 import itertools
 
 import numpy as np
@@ -18,7 +17,7 @@ from axial.data.streams import decode_photo, record_fault
 from axial.io import page as pages
 from axial.io.check import shortened
 from axial.io.show import Html, counted, html, print_table, progress
-from axial.io.write import file_digest
+from axial.io.write import bytes_of, file_digest
 from axial.tasks.segmentation.drawing import hex_color, overlay
 
 TINY = 16  # pixels
@@ -165,11 +164,9 @@ class SplitCheck:
         in_a_row = last - first + 1 == spec.num_classes
         last_is_lost = in_a_row and never[spec.class_index(last)] and void > 0.01
         if spec.ignored_ids and (last_is_lost or (never.mean() >= 0.5 and void > 0.25)):
-            yield (
-                f"{100 * void:.1f} % of the pixels are {shortened(spec.ignored_ids)}, which the spec ignores, and none "
-                f"is {spec.class_names[never.argmax()]}; do label images use other numbers than the spec, {first} to "
-                f"{last}?"
-            )
+            ignored = f"{100 * void:.1f} % of the pixels are {shortened(spec.ignored_ids)}, which the spec ignores"
+            question = f"do label images use other numbers than the spec, {first} to {last}?"
+            yield f"{ignored}, and none is {spec.class_names[never.argmax()]}; {question}"
         if in_a_row and first == 0 and never[spec.class_index(0)]:
             yield "the class of the number 0 never occurs; are the label images numbered from 1?"
         if 0 < things == numbers["crowd"]:
@@ -261,8 +258,7 @@ def page(checks):
 
 
 def _picture(name, picture):
-    encoded = io.BytesIO()
     image = Image.fromarray(picture)
     image.thumbnail((1120, 1120))
-    image.save(encoded, "JPEG", quality=85)
-    return pages.figure(pages.embedded(encoded.getvalue(), name, "jpeg"), name)
+    jpeg = bytes_of(lambda file: image.save(file, "JPEG", quality=85))
+    return pages.figure(pages.embedded(jpeg, name, "jpeg"), name)

@@ -78,13 +78,9 @@ def demand(task, speed, batch, *, step_seconds, cores, local_cores=None):
 
 def demand_lines(demanded, batch, unit="images", *, step_seconds, cores):
     """Lines that describe the result of `demand`."""
-    yield (
-        f"a step of {batch} {unit} in {step_seconds:.4g} s needs "
-        f"{demanded['images_per_second']:.1f} {unit}/s: {demanded['shard_bytes_per_second'] / 1e6:.1f} MB/s of shards, "
-        f"{demanded['batch_bytes_per_second'] / 1e6:.1f} MB/s of prepared batches"
-    )
+    needs = f"a step of {batch} {unit} in {step_seconds:.4g} s needs {demanded['images_per_second']:.1f} {unit}/s"
+    megabytes = (demanded[f"{name}_bytes_per_second"] / 1e6 for name in ("shard", "batch"))
+    yield "{}: {:.1f} MB/s of shards, {:.1f} MB/s of prepared batches".format(needs, *megabytes)
     yield f"this machine's pipeline gives {demanded['images_per_core_second']:.1f} {unit}/s a core"
-    yield (
-        f"a machine of {cores} such cores gives {demanded['images_per_host_second']:.1f} {unit}/s: "
-        f"the slice needs {demanded['hosts']} of them, its own hosts or data-service workers"
-    )
+    needed = f"the slice needs {demanded['hosts']} of them, its own hosts or data-service workers"
+    yield f"a machine of {cores} such cores gives {demanded['images_per_host_second']:.1f} {unit}/s: {needed}"

@@ -122,11 +122,9 @@ def print_advice(data_dir, checks, recipe):
     say(line, error=too_many)
     say(f"To train on them ({advice.why}):", *broken(advice.command(data_dir)))
     seconds, memory = advice.steps * products / rate, memory + step_cost.resident()
-    say(
-        f"This takes about {step_cost.duration(seconds)} on this machine's {device}, and up to {memory / 1e9:.1f} GB "
-        f"of memory. Each of {advice.steps} steps has {products / 1e9:.0f} billion multiply-adds, as counted; a "
-        f"residual block did {rate / 1e9:.0f} billion a second just now."
-    )
+    takes = f"about {step_cost.duration(seconds)} on this machine's {device}, and up to {memory / 1e9:.1f} GB of memory"
+    counts = f"Each of {advice.steps} steps has {products / 1e9:.0f} billion multiply-adds, as counted"
+    say(f"This takes {takes}. {counts}; a residual block did {rate / 1e9:.0f} billion a second just now.")
 
 
 def _spread(values):

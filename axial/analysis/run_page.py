@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from axial.errors import InputError
 from axial.io import schemas
 from axial.io.page import embedded, figure, grid, in_words, page, table
-from axial.io.read import read_json, read_text
+from axial.io.read import read_existing, read_text
 from axial.io.show import drawn, html
 from axial.io.write import write_text
 from axial.weights.checkpoint import run_checkpoints
@@ -123,20 +123,14 @@ def write_page(model_dir, path):
         "Speed": _plotted(curves, SPEED),
         "Configuration": f"<pre>{html(read_text(os.path.join(model_dir, 'config.gin')))}</pre>",
     }
-    card, checkpoints = _stored(model_dir, RUN_CARD, WeightsCard), run_checkpoints(model_dir)
+    card, checkpoints = read_existing(os.path.join(model_dir, RUN_CARD), WeightsCard), run_checkpoints(model_dir)
     about = [*([card.model] if card else []), *map(os.path.basename, checkpoints[-1:])]
     write_text(path, page(os.path.basename(model_dir.rstrip("/")), sections, about))
 
 
-def _stored(model_dir, name, schema):
-    """The content of a JSON file of a run, or None if the run has no such file."""
-    path = os.path.join(model_dir, name)
-    return read_json(path, schema)[1] if tf.io.gfile.exists(path) else None
-
-
 def _status(model_dir):
     """dict from labels to values of a run's status.json; empty if the run has no such file."""
-    status = _stored(model_dir, schemas.STATUS, schemas.RunStatus)
+    status = read_existing(os.path.join(model_dir, schemas.STATUS), schemas.RunStatus)
     if status is None:
         return {}
     steps = f"{status.step} of {status.steps}"

@@ -122,7 +122,5 @@ def describe(slice_, region, *, steps_left, time, limit):
         yield f"list price: none is known of a {slice_.generation}: {PRICES_PAGE}"
     if hours > limit:
         done = round(steps_left * limit / hours)
-        yield (
-            f"warning: {hours:.1f} hours do not fit --time_limit={limit:g}: the run ends after "
-            f"{counted(done, 'step')}, {counted(steps_left - done, 'step')} before its last one"
-        )
+        end = f"{counted(done, 'step')}, {counted(steps_left - done, 'step')} before its last one"
+        yield f"warning: {hours:.1f} hours do not fit --time_limit={limit:g}: the run ends after {end}"

@@ -7,7 +7,6 @@ head and term, and its size grows with the number of pixels, not of pairs of pix
 
 import base64
 import collections
-import io
 import json
 import os
 import zlib
@@ -23,7 +22,7 @@ from axial.errors import InputError, named, nearest
 from axial.io.page import page
 from axial.io.read import read_text
 from axial.io.show import Html
-from axial.io.write import write_text
+from axial.io.write import bytes_of, write_text
 from axial.layers.attention.folded import FoldedAttention
 from axial.layers.blocks import AxialPair
 from axial.layers.spatial_attention.deformable_conv import DeformableConv
@@ -186,12 +185,12 @@ def view_photo(task, predict, example):
         network, (height, width) = task.example(tf.constant(photo[box])), photo[box].shape[:2]
         note = f"The photo is larger than the input: the page shows {width} x {height} pixels, its middle tile."
     canvas, (height, width) = network["image"], map(int, network["valid_size"])
-    file = io.BytesIO()
-    Image.fromarray(photo_on_canvas(network)).save(file, "JPEG", quality=QUALITY, subsampling=0)
+    image = Image.fromarray(photo_on_canvas(network))
+    jpeg = bytes_of(lambda file: image.save(file, "JPEG", quality=QUALITY, subsampling=0))
     view = {
         "canvas": list(canvas.shape[:2]),
         "valid": [height, width],
-        "photo": f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}",
+        "photo": f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}",
         "summary": description.summary,
         "note": note,
         "start": [0.5, 0.5],

@@ -116,9 +116,7 @@ def _restored(what, data_dir=None, splits=()):
 
 
 class Attention(Flags):
-    model = flags.MODEL.but(
-        meaning="a run, one of its checkpoints, or a model that axial ships.", needed=True, old=("checkpoint",)
-    )
+    model = flags.MODEL.but(meaning="a run, its checkpoint, or a shipped model.", needed=True, old=("checkpoint",))
     image = Flag(str, "the photo.", path=flags.IN_FILE, needed=True)
     query = Flag(tuple, "x,y: a query pixel; by default the photo's centre.", read=flags.matched(r"(\d+),(\d+)", "x,y"))
     block = Flag(str, "block to draw, like stage4_block1; by default the last block.")

@@ -160,12 +160,9 @@ def _spec(given, splits):
         return find_spec(given.spec)
     if name == "folder":
         return plain_spec(given.input_dir, {1: given.class_name}, REST)
-    if name == "mapillary":
-        return _converter(name, "spec")(given.input_dir, given.version)
-    if name == "imagenet":
-        return _converter(name, "spec")(given.input_dir)
-    if name == "instances":
-        return _converter(name, "spec")(given.input_dir, splits, given.rest)
+    options = {"imagenet": (), "instances": ("split", "rest"), "mapillary": ("version",)}
+    if name in options:
+        return _converter(name, "spec")(given.input_dir, *(vars(given)[flag] for flag in options[name]))
     return find_spec(name.removesuffix("_tfds"))
 
 

@@ -51,14 +51,13 @@ def _dispatcher(given):
     import tensorflow as tf
 
     service = tf.data.experimental.service
-    with locked(given.work_dir, "work_dir") if given.work_dir else contextlib.nullcontext():
-        if given.work_dir:
-            refuse_links(given.work_dir)
-        config = service.DispatcherConfig(
-            port=given.port, work_dir=given.work_dir or None, fault_tolerant_mode=bool(given.work_dir)
-        )
+    folder = given.work_dir or None
+    with locked(folder, "work_dir") if folder else contextlib.nullcontext():
+        if folder:
+            refuse_links(folder)
+        config = service.DispatcherConfig(port=given.port, work_dir=folder, fault_tolerant_mode=bool(folder))
         host = socket.gethostname() if given.listen == "all" else "localhost"
-        where = f"--work_dir={given.work_dir}: " if given.work_dir else ""
+        where = f"--work_dir={folder}: " if folder else ""
         _serve(service.DispatchServer, config, given, host, where=where)
 
 

@@ -56,10 +56,8 @@ def problems(versions, required):
         elif not specifier.contains(version, prereleases=True):
             lines.append(f"{package} {version}: axial needs {specifier}")
     if on_tpu and versions.get("tensorflow"):
-        lines.append(
-            "tensorflow and tensorflow-tpu are both installed and overwrite each other's files: "
-            "pip uninstall tensorflow tensorflow-tpu, then install tensorflow-tpu alone"
-        )
+        remedy = "pip uninstall tensorflow tensorflow-tpu, then install tensorflow-tpu alone"
+        lines.append(f"tensorflow and tensorflow-tpu are both installed and overwrite each other's files: {remedy}")
     libtpu = versions.get("libtpu")
     # libtpu 2.18.0 is older than 0.0.24, although its number is higher.
     if on_tpu and libtpu and Version("0.0.24") < Version(libtpu) < Version("1"):
@@ -83,10 +81,9 @@ def image_problems(environment, tensorflow):
     image = environment.get("RUNTIME_VERSION", "")
     version = slices.tensorflow_of(image)
     if version and tensorflow and tuple(map(int, tensorflow.split(".")[:2])) != version[:2]:
-        lines.append(
-            f"TensorFlow {tensorflow} is installed on {image}, whose TPU runtime is for {'.'.join(map(str, version))}: "
-            "install the image's version, or take an image without TensorFlow"
-        )
+        needed = f"whose TPU runtime is for {'.'.join(map(str, version))}"
+        remedy = "install the image's version, or take an image without TensorFlow"
+        lines.append(f"TensorFlow {tensorflow} is installed on {image}, {needed}: {remedy}")
     try:
         if image:
             slices.check_runtime(slices.find_slice(environment.get("ACCELERATOR_TYPE", "")), image)

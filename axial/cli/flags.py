@@ -257,10 +257,13 @@ def numbers(expected, fit):
 
 
 positive_numbers = numbers("positive numbers, as in 0.5,1,2", lambda values: all(0 < x < float("inf") for x in values))
-_ious = numbers(
-    "different IoUs, above 0 and at most 1, as in 0.5,0.75",
-    lambda values: len(set(values)) == len(values) and all(0 < x <= 1 for x in values),
-)
+
+
+def _are_ious(values):
+    return len(set(values)) == len(values) and all(0 < x <= 1 for x in values)
+
+
+_ious = numbers("different IoUs, above 0 and at most 1, as in 0.5,0.75", _are_ious)
 
 
 def checked(convert):

@@ -23,6 +23,8 @@ from axial.io.loopback import host_and_port, keep_local
 from axial.io.show import say, working
 from axial.io.write import retried, write_json
 
+_STEPS = flags.matched(r"(\d+):(\d+)", "the first and the last step, like 100:110", lambda i, n: 1 <= i <= n)
+
 
 class Train(flags.Devices):
     gin_file = flags.GIN_FILE.but(default=("nuclei/demo.gin",))
@@ -31,11 +33,7 @@ class Train(flags.Devices):
     data_dir = flags.DATA_DIR
     change = flags.CHANGE
     data_service = Flag(str, "grpc://HOST:PORT of an axial-data-service, whose workers run the input pipeline.")
-    profile = Flag(
-        str,
-        "first and last step of a profile for TensorBoard, like 100:110.",
-        read=flags.matched(r"(\d+):(\d+)", "the first and the last step, like 100:110", lambda i, n: 1 <= i <= n),
-    )
+    profile = Flag(str, "first and last step of a profile for TensorBoard, like 100:110.", read=_STEPS)
     profiler_port = Flag(int, "port at which TensorBoard can request a profile at any time.", least=1, most=65535)
     listen = flags.LISTEN.but(needs="profiler_port")
 

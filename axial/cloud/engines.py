@@ -130,6 +130,10 @@ SITE = "https://jobset.sigs.k8s.io/docs/installation"
 FIELD = "jobsets.spec.failurePolicy.rules.onJobFailureMessagePatterns"
 
 
+# kubectl's messages without a cluster or without credentials.
+NOBODY = r"(?i)(localhost:8080|unauthorized|must be logged in|getting credentials|invalid configuration)"
+
+
 class Gke(Engine):
     """Google Kubernetes Engine: a JobSet, whose controller lives in the cluster. Needs JobSet 0.10 or later.
 
@@ -165,10 +169,7 @@ class Gke(Engine):
         (r'field "?onJobFailure\S* does not exist', f"JobSet is too old, 0.10 or later is needed: {SITE}"),
         (r'(resource type "jobsets"|resource for "?jobset|kind "JobSet")', f"the cluster has no JobSet: {SITE}"),
         (r'jobsets\S* "[^"]*" not found', "--name={name}: the namespace has no such run"),
-        (
-            r"(?i)(localhost:8080|unauthorized|must be logged in|getting credentials|invalid configuration)",
-            "no credentials for a cluster: gcloud container clusters get-credentials CLUSTER",
-        ),
+        (NOBODY, "no credentials for a cluster: gcloud container clusters get-credentials CLUSTER"),
     )
 
     def __init__(self, request):

@@ -9,7 +9,7 @@ import uuid
 
 from axial.errors import InputError
 from axial.io import gfile
-from axial.io.read import first_line, read_json
+from axial.io.read import first_line, read_existing
 from axial.io.schemas import Struct
 from axial.io.write import write_json
 
@@ -86,7 +86,7 @@ class Lease:
     def _read(self):
         """Returns the file as a `Held`; None if there is none. A damaged file gives a `Held` that is never renewed."""
         try:
-            return read_json(self._path, Held)[1] if gfile.exists(self._path) else None
+            return read_existing(self._path, Held)
         except InputError:
             damaged = Held("", 0, "a run", f"a host that the damaged {FILE} does not name")
             return damaged if gfile.exists(self._path) else None  # no file: the holder has just released the lease

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import io
 import os
 import re
 import typing
@@ -16,6 +15,7 @@ from axial.io.images import open_photo, orientation, turned, upright
 from axial.io.paths import inside
 from axial.io.read import check_unique, first_line, read_file, read_json
 from axial.io.show import say
+from axial.io.write import bytes_of
 
 PHOTOS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")  # suffixes of `io.images.FORMATS`
 
@@ -223,11 +223,9 @@ def _encoded(data, photo):
         if image.format == "MPO":
             first = data[: image.mpinfo[0xB002][0]["Size"]]  # the size in the MPO index may be wrong
             return first if first.endswith(b"\xff\xd9") else data
-    encoded = io.BytesIO()
     format = "JPEG" if image.format in ("JPEG", "MPO") else "PNG"
     # By default, Pillow saves the original's transparency, which may not fit the new mode.
-    rgb(photo).save(encoded, format, quality=95, subsampling=0, transparency=None)
-    return encoded.getvalue()
+    return bytes_of(lambda file: rgb(photo).save(file, format, quality=95, subsampling=0, transparency=None))
 
 
 def reason_of(error):

@@ -1,6 +1,5 @@
 """Converts label images of every layout to one form: a panoptic PNG and a list of its segments."""
 
-import io
 import typing
 
 import numpy as np
@@ -10,6 +9,7 @@ from axial.errors import InputError
 from axial.io.check import shortened
 from axial.io.images import open_image, open_photo
 from axial.io.read import read_file
+from axial.io.write import bytes_of
 
 LARGEST_ID = (1 << 24) - 1  # largest segment id in a panoptic PNG
 DEEP = ("I", "I;16", "I;16B", "I;16L")  # Pillow's modes of 16-bit PNGs
@@ -39,9 +39,7 @@ def blank(size):
 
 def encode_rgb(rgb):
     """Bytes of a PNG of `rgb`, uint8 [h, w, 3]."""
-    encoded = io.BytesIO()
-    Image.fromarray(rgb).save(encoded, format="PNG")
-    return encoded.getvalue()
+    return bytes_of(lambda file: Image.fromarray(rgb).save(file, "PNG"))
 
 
 def colors_of(ids):

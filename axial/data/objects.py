@@ -14,7 +14,7 @@ from msgspec import Meta
 from axial.data import tfrecord
 from axial.data.labels import numbered
 from axial.data.streams import decode_photo, name_damaged_records
-from axial.io.read import read_json
+from axial.io.read import read_existing
 from axial.io.schemas import Count, Strict
 
 OBJECTS = "objects.json"
@@ -83,5 +83,4 @@ def objects_of(data_dir, split):
 
 def read_objects(folder):
     """`Objects` from a run's folder or an export's assets.extra; None if an older version of axial wrote the folder."""
-    path = os.path.join(folder, OBJECTS)
-    return read_json(path, Objects)[1] if tf.io.gfile.exists(path) else None
+    return read_existing(os.path.join(folder, OBJECTS), Objects)

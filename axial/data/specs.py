@@ -334,10 +334,9 @@ def check_categories(path, categories, spec, hint=""):
         renamed = row.name is not None and bare(row.name) != bare(name)
         if renamed or (any(spec.things) and row.isthing is not None and bool(row.isthing) != thing):
             kind = {None: "", 0: " (stuff)", 1: " (thing)"}[row.isthing]
-            raise InputError(
-                f"{path}: category {row.id} is {row.name if row.name is None else str(row.name)!r}{kind}, the spec "
-                f"{spec.name!r} calls it {name!r} ({'thing' if thing else 'stuff'}){hint}"
-            )
+            theirs = f"category {row.id} is {row.name if row.name is None else str(row.name)!r}{kind}"
+            ours = f"the spec {spec.name!r} calls it {name!r} ({'thing' if thing else 'stuff'})"
+            raise InputError(f"{path}: {theirs}, {ours}{hint}")
 
 
 def bare(name):

@@ -34,10 +34,8 @@ def instance(name):
         return None
     url = f"http://{host()}/computeMetadata/v1/instance/{name}"
     request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
-    with (
-        contextlib.suppress(OSError, http.client.HTTPException),
-        urllib.request.urlopen(request, timeout=2.0) as answer,
-    ):
+    failures = OSError, http.client.HTTPException
+    with contextlib.suppress(*failures), urllib.request.urlopen(request, timeout=2.0) as answer:
         return answer.read(2**16).decode(errors="replace")
     return None
 

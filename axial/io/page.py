@@ -51,16 +51,14 @@ def page(title, sections, about=(), *, style="", script="", files=False):
     hashed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     pictures, scripts = " 'self' file:" if files else "", f"'sha256-{hashed}'" if script else "'none'"
     now = datetime.datetime.now(datetime.timezone.utc)
+    titles = {head: f'<h2 id="{anchor}">{html(head)}</h2>\n' for head, anchor in heads.items()}
     return _file("page.html").format(
         policy=f"default-src 'none'; img-src data:{pictures}; style-src 'unsafe-inline'; script-src {scripts}",
         title=html(title),
         style=_file("page.css") + style,
         about=" · ".join(map(html, (f"{now:%Y-%m-%d %H:%M} UTC", *about))),
         links="\n".join(f'<a href="#{anchor}">{html(head)}</a>' for head, anchor in heads.items()),
-        body="\n".join(
-            f'<h2 id="{heads[head]}">{html(head)}</h2>\n{section}' if head else section
-            for head, section in sections.items()
-        ),
+        body="\n".join(titles.get(head, "") + section for head, section in sections.items()),
         script=f"<script>{script}</script>" if script else "",
     )
 

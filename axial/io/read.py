@@ -84,6 +84,11 @@ def read_json(path, schema, largest=LARGEST_JSON):
     return data, decode_json(path, data, schema)
 
 
+def read_existing(path, schema):
+    """The content of a JSON file, as an instance of `schema`; None if there is no file. Raises InputError."""
+    return read_json(path, schema)[1] if gfile.exists(path) else None
+
+
 def decode_json(path, data, schema):
     """Decodes JSON bytes to a `schema`; see `read_json`."""
 

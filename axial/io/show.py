@@ -139,20 +139,18 @@ class _Lines:
             self._stream.write(f"{text}\n")
 
 
-def progress(items=None, what=None, *, total=None, initial=0, unit="it", leave=True, disable=False, postfix=None):
+def progress(items=None, what=None, *, total=None, initial=0, unit="it", leave=True, disable=False):
     """A tqdm progress bar on standard error, over `items` if given. Takes tqdm's arguments.
 
     If standard error is no terminal, a plain line is printed every `PAUSE` seconds, and one at the end.
     """
     from tqdm import tqdm
 
-    bar = functools.partial(
-        tqdm, items, what and plain(what), total, leave, unit=unit, initial=initial, disable=disable, postfix=postfix
-    )
+    what = what and plain(what)
+    bar = functools.partial(tqdm, items, what, total, leave, unit=unit, initial=initial, disable=disable)
     if sys.stderr is None or sys.stderr.isatty():
         return bar()
-    delay = 0 if postfix else 1e-9  # with a postfix, tqdm prints the first line at once
-    return bar(file=_Lines(sys.stderr), mininterval=PAUSE, miniters=1, ncols=0, position=0, delay=delay)
+    return bar(file=_Lines(sys.stderr), mininterval=PAUSE, miniters=1, ncols=0, position=0, delay=1e-9)
 
 
 @contextlib.contextmanager

@@ -307,14 +307,20 @@ def write_image(path, image, format="PNG"):
 
     A single request writes the file to a bucket, because there are many images. A bucket shows only complete files.
     """
-    encoded = io.BytesIO()
-    image.save(encoded, format, **_SAVED.get(format, {}))
+    data = bytes_of(lambda file: image.save(file, format, **_SAVED.get(format, {})))
     if is_remote(path):
         import tensorflow as tf
 
-        retried(path, lambda: tf.io.write_file(path, encoded.getvalue()))
+        retried(path, lambda: tf.io.write_file(path, data))
     else:
-        write_bytes(path, encoded.getvalue())
+        write_bytes(path, data)
+
+
+def bytes_of(save):
+    """The bytes that save(file) writes to a binary file."""
+    file = io.BytesIO()
+    save(file)
+    return file.getvalue()
 
 
 def write_text(path, text):

@@ -156,9 +156,8 @@ class ResidualBlock(Layer):
     def build(self, shape: tf.TensorShape) -> None:
         self.shortcut = None
         if shape[-1] != self.filters:
-            self.shortcut = Conv(
-                self.filters, 1, self.norm, self.strides, relu=False, dtype=self.dtype_policy, name="shortcut"
-            )
+            conv = functools.partial(Conv, relu=False, dtype=self.dtype_policy, name="shortcut")
+            self.shortcut = conv(self.filters, 1, self.norm, self.strides)
         super().build(shape)
 
     def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:

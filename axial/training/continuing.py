@@ -6,11 +6,10 @@ import typing
 
 import msgspec
 import numpy as np
-import tensorflow as tf
 
 from axial.data.tfrecord import fingerprint
 from axial.errors import InputError, nearest
-from axial.io.read import read_json
+from axial.io.read import read_existing
 from axial.io.schemas import Count, Strict, Text
 from axial.io.show import say
 from axial.training.saving import save_json
@@ -124,8 +123,7 @@ def keep_settings(model_dir, settings, step=None):
 
 def _read(model_dir):
     """`TrainingSettings` of a run; None if an older version of axial wrote the run."""
-    path = os.path.join(model_dir, FILE)
-    return read_json(path, TrainingSettings)[1] if tf.io.gfile.exists(path) else None
+    return read_existing(os.path.join(model_dir, FILE), TrainingSettings)
 
 
 def _differences(stored, current):

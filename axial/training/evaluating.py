@@ -13,7 +13,7 @@ import tensorflow as tf
 from axial.data.streams import name_damaged_records
 from axial.data.tfrecord import fingerprint, read_manifest
 from axial.errors import InputError
-from axial.io.read import read_json
+from axial.io.read import read_existing, read_json
 from axial.io.schemas import Count, Struct
 from axial.io.write import file_digest, remove_folder
 from axial.tasks.base import Inference
@@ -145,7 +145,7 @@ class Evaluations:
 
     def _read(self, path):
         """`Evaluated` of a file; None if the file is missing, or if it has an `evaluation` other than `_identity`."""
-        evaluated = read_json(path, Evaluated)[1] if tf.io.gfile.exists(path) else None
+        evaluated = read_existing(path, Evaluated)
         return evaluated if evaluated and evaluated.evaluation in (None, self._identity) else None
 
     def _is_best(self, scores):

@@ -106,12 +106,10 @@ class Report:
 
     def _figure(self, photo):
         number, name, quality = photo
-        images = "".join(
-            f'<img src="{url(self._name(number, picture))}" alt="{html(picture)}" title="{html(picture)}">'
-            for picture in self.evaluator.pictures
-        )
-        caption = f"{name}: {self.evaluator.quality} {percent(quality)} · {', '.join(self.evaluator.pictures)}"
-        return figure('<div class="row">' + images + "</div>", caption)
+        image, pictures = '<img src="{path}" alt="{title}" title="{title}">', self.evaluator.pictures
+        images = [image.format(path=url(self._name(number, picture)), title=html(picture)) for picture in pictures]
+        caption = f"{name}: {self.evaluator.quality} {percent(quality)} · {', '.join(pictures)}"
+        return figure('<div class="row">' + "".join(images) + "</div>", caption)
 
 
 # === Pictures ===

@@ -99,11 +99,9 @@ def _list_checkpoints(folder):
     if not names and tf.io.gfile.exists(path):
         tf.io.gfile.remove(path)
     elif names:
-        lines = [f'model_checkpoint_path: "{names[-1]}"']
-        lines += [f'all_model_checkpoint_paths: "{name}"' for name in names]
-        # The manager never removes checkpoints whose timestamp is 0.
-        lines += [f"all_model_checkpoint_timestamps: {number}" for number in range(1, len(names) + 1)]
-        retried(path, functools.partial(write_text, path, "\n".join(lines) + "\n"))
+        times = list(range(1, len(names) + 1))  # the manager never removes checkpoints whose timestamp is 0
+        state = tf.compat.v1.train.generate_checkpoint_state_proto(os.curdir, names[-1], names, times)
+        retried(path, functools.partial(write_text, path, str(state)))
 
 
 # === Following a running training ===

@@ -272,7 +272,5 @@ def _compare(path, stored, identity):
             return
         keys.append(key)
         stored, expected = stored.get(key), expected[key]
-    raise InputError(
-        f"{path}: of another evaluation, its {'.'.join(keys)} is {stored!r} and not {expected!r}; delete it or choose "
-        "another --results_dir"
-    )
+    differs = f"its {'.'.join(keys)} is {stored!r} and not {expected!r}"
+    raise InputError(f"{path}: of another evaluation, {differs}; delete it or choose another --results_dir")

@@ -117,10 +117,9 @@ def cluster_workers():
         if jobs and (jobs.keys() - {"chief", "worker"} or not jobs[resolver.task_type][resolver.task_id]):
             raise ValueError("other jobs than chief and worker")
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise InputError(
-            f'TF_CONFIG={os.environ["TF_CONFIG"][:200]}: expected {{"cluster": {{"worker": ["HOST:PORT", ...]}}, '
-            f'"task": {{"type": "worker", "index": I}}}} ({first_line(error)})'
-        ) from None
+        given = os.environ["TF_CONFIG"][:200]
+        expected = '{"cluster": {"worker": ["HOST:PORT", ...]}, "task": {"type": "worker", "index": I}}'
+        raise InputError(f"TF_CONFIG={given}: expected {expected} ({first_line(error)})") from None
     return max(sum(map(len, jobs.values())), 1)
 
 

@@ -24,16 +24,8 @@ from axial.training.optimizers import Schedule
 from axial.training.saving import Saver
 from axial.training.strategy import check_partitions, is_chief, name_lost_workers, total_over_workers
 from axial.training.train_step import TrainStep
+from axial.weights import restore
 from axial.weights.checkpoint import refused, remove_unfinished, traces
-from axial.weights.restore import (
-    check_fits,
-    check_frozen,
-    find_weights,
-    initialize,
-    latest_checkpoint,
-    slot_names,
-    stored_optimizer,
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +136,7 @@ def train(task, model_dir, optimizer, config, options=None):
     keras.mixed_precision.set_global_policy(config.precision)
     settings = hyperparameters(task, optimizer, config)
     check_names(options.change, settings)
-    latest = latest_checkpoint(model_dir)
+    latest = restore.latest_checkpoint(model_dir)
     if latest:
         check_continues(model_dir, settings, options.change)
     elif left := traces(model_dir):
@@ -160,7 +152,7 @@ def train(task, model_dir, optimizer, config, options=None):
     for name in ("best", ".evaluating"):
         output_folder(model_dir, name, "--model_dir")
     with name_lost_workers(strategy, model_dir):
-        start = find_weights(config.init_checkpoint)[0] if config.init_checkpoint and not latest else None
+        start = restore.find_weights(config.init_checkpoint)[0] if config.init_checkpoint and not latest else None
         with strategy.scope():
             keras.utils.set_random_seed(config.seed)
             model = task.build_model()
@@ -298,14 +290,14 @@ def _restored(loop, latest, start):
     # `restore_model` depends on these keyword names.
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, averages=optimizer.averages)
     if latest:
-        check_fits(model, latest)
+        restore.check_fits(model, latest)
         with refused(latest, "cannot be restored"):
             if _restored_slots(checkpoint, optimizer, latest):
                 return checkpoint
     elif start:
-        say(*initialize(model, start, loop.task.model, config.random_frozen).splitlines(), error=True)
+        say(*restore.initialize(model, start, loop.task.model, config.random_frozen).splitlines(), error=True)
     elif not config.random_frozen:
-        check_frozen(model, loop.task.model)
+        restore.check_frozen(model, loop.task.model)
     for average, weight in zip(optimizer.averages, model.trainable_variables):
         average.assign(weight)
     return checkpoint
@@ -313,8 +305,8 @@ def _restored(loop, latest, start):
 
 def _restored_slots(checkpoint, optimizer, latest):
     """Restores model and optimizer. Returns False if another optimizer wrote the slots, which then start anew."""
-    stored, step = stored_optimizer(latest)
-    slots = slot_names(variable.name for variable in optimizer.variables)
+    stored, step = restore.stored_optimizer(latest)
+    slots = restore.slot_names(variable.name for variable in optimizer.variables)
     if stored == slots:
         checkpoint.restore(latest)
         if not isinstance(rate := optimizer.rule.learning_rate, Schedule):  # restore has set the checkpoint's rate

@@ -247,9 +247,8 @@ def convert(source: str, path: str, output: str, name: str | None = None) -> tup
             raise InputError(text if text.startswith(path) else f"{path}: {text}") from None
         tf.train.Checkpoint(model=model).save(os.path.join(folder, "ckpt"))
         made = [f"axial-convert weights --source={source} --input={os.path.basename(path)} --output=FOLDER"]
-        card = msgspec.structs.replace(
-            conversion.card, parameters=count_parameters(model), input=input_hashes(path), made=made
-        )
+        files = input_hashes(path)
+        card = msgspec.structs.replace(conversion.card, parameters=count_parameters(model), input=files, made=made)
         write_json(os.path.join(folder, CARD), card)
         write_text(os.path.join(folder, GIN), gin_text(card))
         write_page(folder, card, "weights")

@@ -289,10 +289,8 @@ def _check_backbone(prefix, backbone, weights, taken):
     missing = [name for name in sizes if name not in set(taken)]
     fraction = 1 - sum(sizes[name] for name in missing) / sum(sizes.values())
     if fraction < LEAST:
-        raise InputError(
-            f"{prefix}: has {100 * fraction:.1f} % of the backbone's parameters, at least {100 * LEAST:.0f} % are "
-            f"expected; it lacks, or has in another shape, {_parts(missing, weights)}"
-        )
+        has = f"has {100 * fraction:.1f} % of the backbone's parameters, at least {100 * LEAST:.0f} % are expected"
+        raise InputError(f"{prefix}: {has}; it lacks, or has in another shape, {_parts(missing, weights)}")
 
 
 def _summary(weights, stored, taken, new):

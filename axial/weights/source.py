@@ -69,10 +69,8 @@ def unknown(name: str) -> str:
     ships = f"axial ships {', '.join(shipped)}"
     if name not in models:
         return f"{name}: no model or file has this name{nearest(name, [*shipped, *models])}; {ships}"
-    return (
-        f"{name}: no weights of this model are here, and {ships}; `axial-analyze zoo` lists public ones; "
-        f"axial.models.build_model({name!r}, num_classes=N) makes it with random weights"
-    )
+    builds = f"axial.models.build_model({name!r}, num_classes=N) makes it with random weights"
+    return f"{name}: no weights of this model are here, and {ships}; `axial-analyze zoo` lists public ones; {builds}"
 
 
 def no_checkpoint(path: str) -> str:

@@ -69,9 +69,8 @@ def test_an_output_that_is_full_is_one_line():
 @pytest.mark.parametrize("closed,code", [(">&-", 0), ("2>&-", 2)])
 def test_streams_that_are_closed_before_the_start(closed, code):
     call = process_of("train", "--help" if code == 0 else "--x")
-    result = subprocess.run(
-        ["sh", "-c", f'exec "$@" {closed}', "sh", *call], check=False, capture_output=True, text=True, timeout=60
-    )
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh", *call]
+    result = subprocess.run(shell, check=False, capture_output=True, text=True, timeout=60)
     assert result.returncode == code and result.stdout + result.stderr == ""
 
 

@@ -15,8 +15,8 @@ from axial.errors import InputError
 from tests.cloud.slice_fixture import below, kill, until, untouched
 
 
-def finish(process, seconds=30):
-    return process.wait(seconds)
+def finish(process):
+    return process.wait(30)
 
 
 @pytest.mark.parametrize(

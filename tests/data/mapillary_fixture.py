@@ -13,15 +13,8 @@ def labels_of(version):
     """Returns invented labels for config_*.json. The numbers of stuff and thing labels are those in the release."""
     counted, things, dropped = {"v1.2": (65, 37, 1), "v2.0": (116, 70, 8)}[version]
     thing_numbers = [i for i in range(counted) if i % 9][:things]
-    labels = [
-        {
-            "color": [i, 2 * i % 256, 255 - i],
-            "instances": i in thing_numbers,
-            "readable": f"Class {i}",
-            "evaluate": True,
-        }
-        for i in range(counted)
-    ]
+    colors = [[i, 2 * i % 256, 255 - i] for i in range(counted)]
+    labels = [{"color": c, "instances": i in thing_numbers, "readable": f"Class {i}"} for i, c in enumerate(colors)]
     void = {"color": [0, 0, 0], "instances": False, "evaluate": False}
     labels += [{**void, "readable": f"Unlabeled {i}"} for i in range(dropped)]
     return [{"evaluate": True, **label, "name": f"object--{i}"} for i, label in enumerate(labels)]

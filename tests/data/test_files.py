@@ -117,11 +117,9 @@ def test_a_deep_photo_has_the_same_8_bits_wherever_it_is_read(tmp_path, channels
 def test_floats_are_shares_of_white_or_clipped():
     shares = np.linspace(0, 1, 256, dtype=np.float32)[None].repeat(3, 0)
     assert (eight_bits(shares, DEPTH) == np.arange(256)).all()
-    for odd, expected in (
-        ([-1, np.nan, 2 / 255], [0, 0, 2]),
-        ([np.nan, -np.inf, np.inf, -5, 2.0**24], [0, 0, 255, 0, 255]),
-    ):
-        assert eight_bits(np.array(odd, np.float32), DEPTH).tolist() == expected
+    assert eight_bits(np.float32([-1, np.nan, 2 / 255]), DEPTH).tolist() == [0, 0, 2]
+    odd = np.float32([np.nan, -np.inf, np.inf, -5, 2.0**24])
+    assert eight_bits(odd, DEPTH).tolist() == [0, 0, 255, 0, 255]
 
 
 @pytest.mark.parametrize("way", range(1, 9))

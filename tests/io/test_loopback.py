@@ -35,12 +35,9 @@ def test_only_the_servers_of_the_port_are_kept_local(servers, tmp_path):
 
 
 def test_the_address_of_a_dispatcher_has_a_host_and_a_port():
-    for address, parts in {
-        "grpc://here:1": ("here", 1),
-        "grpc://10.0.0.2:65535": ("10.0.0.2", 65535),
-        "grpc://[::1]:5050": ("::1", 5050),
-    }.items():
-        assert host_and_port("data_service", address) == parts
+    addresses = "grpc://here:1", "grpc://10.0.0.2:65535", "grpc://[::1]:5050"
+    parts = [host_and_port("data_service", address) for address in addresses]
+    assert parts == [("here", 1), ("10.0.0.2", 65535), ("::1", 5050)]
     for address in ("here:1", "grpc://here", "grpc://here:0", "grpc://here:65536", "grpc://:1", "grpc://a b:1"):
         with pytest.raises(InputError, match=f"^--data_service={address}: expected the address of a dispatcher"):
             host_and_port("data_service", address)

@@ -194,14 +194,8 @@ def special(request, tmp_path):
 
 
 def test_pipes_devices_and_sockets_are_refused_at_once(special):
-    readers = (
-        read_file,
-        read_text,
-        file_digest,
-        lambda path: read_json(path, BestScores),
-        lambda path: read_yaml(path, specs.SpecFile),
-    )
-    for reader in readers:
+    parsers = (lambda path: read_json(path, BestScores), lambda path: read_yaml(path, specs.SpecFile))
+    for reader in (read_file, read_text, file_digest, *parsers):
         with pytest.raises(InputError, match=f"^{special}: a pipe, device or socket; expected a file$"):
             reader(special)
 

@@ -84,12 +84,8 @@ def oracle_weights(layer):
     outputs = [layer.content_output_norm]
     if layer.spec.options.value_position:
         outputs.append(layer.position_output_norm)
-    for ours, theirs in (
-        ("gamma", "gamma"),
-        ("beta", "beta"),
-        ("moving_mean", "mean"),
-        ("moving_variance", "variance"),
-    ):
+    for ours in ("gamma", "beta", "moving_mean", "moving_variance"):
+        theirs = ours.removeprefix("moving_")
         w[f"output_{theirs}"] = np.stack([getattr(norm, ours).numpy() for norm in outputs])
         if layer.inner_norm:
             w[f"qkv_{theirs}"] = getattr(layer.qkv_norm, ours).numpy()

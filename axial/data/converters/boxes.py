@@ -2,7 +2,6 @@
 
 import collections
 import functools
-import io
 
 import msgspec
 import numpy as np
@@ -14,6 +13,7 @@ from axial.data.specs import ANOTHER_SPEC, check_categories
 from axial.errors import InputError
 from axial.io import schemas
 from axial.io.read import check_unique, convert, read_json
+from axial.io.write import bytes_of
 
 SLACK = 1.0  # pixels by which a box may extend beyond its image, because COCO rounds corners
 FARTHEST = 2**17  # largest coordinate of a polygon, in pixels; pycocotools takes time in proportion to its length
@@ -122,11 +122,10 @@ def box_fields(path, objects, size):
 
 def _mask(where, segmentation, size):
     """PNG of an object's mask, 255 inside, from COCO's polygons or run lengths; one pixel for None."""
-    png, pixels = io.BytesIO(), np.zeros([1, 1], np.uint8)
+    pixels = np.zeros([1, 1], np.uint8)
     if segmentation is not None:
         pixels = masks.decode(run_lengths(where, segmentation, size))
-    Image.fromarray(255 * pixels).convert("1").save(png, "PNG")
-    return png.getvalue()
+    return bytes_of(lambda file: Image.fromarray(255 * pixels).convert("1").save(file, "PNG"))
 
 
 def run_lengths(where, segmentation, size):

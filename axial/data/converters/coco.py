@@ -45,12 +45,10 @@ def coco_items(input_dir, split, spec=COCO):
         return _unlabelled_items(path, inside(input_dir, split.replace("-dev", ""), "--split"))
     path = inside(folder, f"panoptic_{split}.json", "--split")
     if not tf.io.gfile.exists(path):
-        splits = sorted(
-            os.path.basename(p)[len(kind) : -len(".json")]
-            for kind in ("panoptic_", "image_info_")
-            for p in gfile.glob(os.path.join(folder, kind), "*.json")
-        )
-        has = f"splits here: {', '.join(splits)}{nearest(split, splits)}" if splits else "no split is here"
+        patterns = "panoptic_*.json", "image_info_*.json"
+        names = [os.path.basename(p) for pattern in patterns for p in gfile.glob(os.path.join(folder, ""), pattern)]
+        splits = [name.removeprefix("panoptic_").removeprefix("image_info_").removesuffix(".json") for name in names]
+        has = f"splits here: {', '.join(sorted(splits))}{nearest(split, splits)}" if splits else "no split is here"
         raise InputError(f"{path}: no such file{boxes_alone(input_dir, split) or f'; {has}'}")
     items, source = panoptic_items(path, inside(input_dir, split, "--split"), path.removesuffix(".json"), spec)
     path = inside(folder, f"instances_{split}.json", "--split")

@@ -119,15 +119,13 @@ def _kinds(folder, kinds, spec, others):
     """
     things = [name for name, thing in zip(spec.class_names, spec.things) if thing]
     if kinds == ["semantic"] and things:
-        raise InputError(
-            f"{folder}: {things[0]!r} is a thing in the spec {spec.name!r}, but there are no instances; "
-            f"add a folder instance/ or give the class thing: false{nearest('instance', others)}"
-        )
+        remedy = f"add a folder instance/ or give the class thing: false{nearest('instance', others)}"
+        is_thing = f"{things[0]!r} is a thing in the spec {spec.name!r}"
+        raise InputError(f"{folder}: {is_thing}, but there are no instances; {remedy}")
     if kinds == ["instance"] and (len(things) != 1 or spec.num_classes > 2):
-        raise InputError(
-            f"{folder}: instances alone do not say the class of an object and of a pixel without object, but the spec "
-            f"{spec.name!r} has {counted(len(things), 'thing')} among {spec.num_classes} classes; add semantic/"
-        )
+        why = "instances alone do not say the class of an object and of a pixel without object"
+        has = f"{counted(len(things), 'thing')} among {spec.num_classes} classes"
+        raise InputError(f"{folder}: {why}, but the spec {spec.name!r} has {has}; add semantic/")
     if kinds not in ([], ["panoptic"], ["semantic"], ["instance"], ["semantic", "instance"]):
         has = f"{', '.join(kinds)}{nearest('semantic', others)}"
         raise InputError(f"{folder}: either panoptic/, or semantic/ and instance/; here: {has}")

@@ -22,6 +22,7 @@ H heads; D query and key channels per head; E value channels per head; R rows of
 """
 
 import dataclasses
+import functools
 
 import tensorflow as tf
 import tf_keras as keras
@@ -161,12 +162,9 @@ class AttentionSpec:
         for use in self.uses:
             depth = (self.value_channels if use == "value" else self.key_channels) // self.options.heads
             for name in (f"{use}_row", f"{use}_column") if square else (use,):
-                tables[name] = layer.add_weight(
-                    f"{name}_table",
-                    [rows, depth],
-                    initializer=keras.initializers.TruncatedNormal(stddev=(variance / depth) ** 0.5),
-                    experimental_autocast=False,
-                )
+                normal = keras.initializers.TruncatedNormal(stddev=(variance / depth) ** 0.5)
+                table = functools.partial(layer.add_weight, initializer=normal, experimental_autocast=False)
+                tables[name] = table(f"{name}_table", [rows, depth])
         return tables
 
     def lookup_tables(self, tables):
@@ -223,15 +221,12 @@ def logit_maps(q, k, rows, terms):
         rows: dict of the table rows 'query' and 'key', [L, M, D]. Entry [l, m] is r_{m-l}.
         terms: the terms to compute, some of `TERMS`.
     """
-    maps = {}
-    for term in terms:
-        if term == "content":
-            maps[term] = tf.einsum("blhd,bmhd->bhlm", q, k)
-        elif term == "query":
-            maps[term] = tf.einsum("blhd,lmd->bhlm", q, rows["query"])
-        else:
-            maps[term] = tf.einsum("bmhd,lmd->bhlm", k, rows["key"])
-    return widen(tf.stack([maps[term] for term in terms]))
+    products = {
+        "content": lambda: tf.einsum("blhd,bmhd->bhlm", q, k),
+        "query": lambda: tf.einsum("blhd,lmd->bhlm", q, rows["query"]),
+        "key": lambda: tf.einsum("bmhd,lmd->bhlm", k, rows["key"]),
+    }
+    return widen(tf.stack([products[term]() for term in terms]))
 
 
 def split_heads(x, windows, heads):

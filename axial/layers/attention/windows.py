@@ -113,11 +113,9 @@ class Windows:
         windowed = span is not None and length > max(span, SMALLEST_BLOCK)
         self.blocks = -(-length // max(self.reach, SMALLEST_BLOCK)) if windowed else 1
         self.queries = -(-length // self.blocks)
-        if windowed:
-            self.keys, first_key = self.queries + 2 * self.reach, -self.reach
-        else:
-            self.keys, first_key = length, 0
-        self.offsets, visible = _pairs(self, first_key)
+        margin = self.reach if windowed else 0  # keys on either side of the queries
+        self.keys = self.queries + 2 * margin
+        self.offsets, visible = _pairs(self, -margin)
         self.visible = None if visible.all() else visible
 
     @property
@@ -211,10 +209,10 @@ class _Side:
         block = max(BLOCK, reach)
         self.length, self.reach = length, reach
         self.whole = length <= block
-        self.queries = length if self.whole else block
-        self.keys = length if self.whole else block + 2 * reach
+        self.queries, margin = (length, 0) if self.whole else (block, reach)
+        self.keys = self.queries + 2 * margin
         self.blocks = -(-length // self.queries)
-        self.offsets, self.visible = _pairs(self, 0 if self.whole else -reach)
+        self.offsets, self.visible = _pairs(self, -margin)
 
     @property
     def beyond(self):
@@ -256,10 +254,9 @@ class SquareWindows:
         self.keys = self.rows_cut.keys * self.columns_cut.keys
         offsets = span * self.rows_cut.offsets[:, None, :, None] + self.columns_cut.offsets[None, :, None, :]
         self.offsets = offsets.reshape(self.queries, self.keys)
-        visible = (
-            self.rows_cut.visible[:, None, :, None, :, None] & self.columns_cut.visible[None, :, None, :, None, :]
-        ).reshape(self.blocks, self.queries, self.keys)
-        self.visible = None if visible.all() else visible
+        rows, columns = self.rows_cut.visible, self.columns_cut.visible
+        visible = rows[:, None, :, None, :, None] & columns[None, :, None, :, None, :]
+        self.visible = None if visible.all() else visible.reshape(self.blocks, self.queries, self.keys)
 
     @property
     def pairs(self):

@@ -407,8 +407,7 @@ def _gradients(compute, chunks, shared, upstream):
     sums = {name: tf.zeros(tf.shape(x), wide(x.dtype)) for name, x in shared.items()}
     sums = {name: tf.ensure_shape(x, shared[name].shape) for name, x in sums.items()}
     start = tf.constant(0), arrays, sums
-    _, arrays, sums = tf.while_loop(
-        lambda i, *_: i < count, step, start, parallel_iterations=1, maximum_iterations=count
-    )
+    one_by_one = functools.partial(tf.while_loop, parallel_iterations=1, maximum_iterations=count)
+    _, arrays, sums = one_by_one(lambda i, *_: i < count, step, start)
     gradients = {name: array.stack() for name, array in arrays.items()}
     return tf.nest.flatten((gradients, {name: tf.cast(x, shared[name].dtype) for name, x in sums.items()}))

@@ -200,10 +200,8 @@ def add_offset_weights(layer, shape, factor):
     The learning rate of both is `factor` times the optimizer's learning rate (see `axial.training.optimizers`). Dai et
     al., ICCV 2017, use 0.1.
     """
-    weights = (
-        layer.add_weight("offset_kernel", shape, initializer="zeros", experimental_autocast=False),
-        layer.add_weight("offset_bias", shape[-1:], initializer="zeros", experimental_autocast=False),
-    )
+    zeros = functools.partial(layer.add_weight, initializer="zeros", experimental_autocast=False)
+    weights = zeros("offset_kernel", shape), zeros("offset_bias", shape[-1:])
     for weight in weights:
         weight.learning_rate_factor = factor
     return weights

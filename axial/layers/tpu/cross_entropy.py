@@ -13,10 +13,9 @@ import jax.numpy as jnp
 import tensorflow as tf
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
 from axial.layers.conv import triangle_weights
-from axial.layers.tpu.pallas import FAST_MEMORY, on_tensors
+from axial.layers.tpu.pallas import compiler_params, on_tensors
 
 LANES, ROWS = 128, 8  # number of pixels in a tile, and number of rows that a program computes
 
@@ -81,9 +80,7 @@ def _run(kernel, interpret, *, x, columns, maps, outputs=()):
         out_specs=[pixel_block] * len(outputs) or [logit_block],
         out_shape=[jax.ShapeDtypeStruct((images, height, pixels), dtype) for dtype in outputs]
         or [jax.ShapeDtypeStruct(x.shape, x.dtype)],
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "parallel"), vmem_limit_bytes=FAST_MEMORY
-        ),
+        compiler_params=compiler_params("parallel", "parallel"),
         cost_estimate=pl.CostEstimate(
             flops=2 * work * width * (1 if outputs else 2),
             transcendentals=work,

@@ -17,7 +17,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from axial.layers.tpu.pallas import FAST_MEMORY, FAST_MEMORY_V4, on_tensors, tpu_generation
+from axial.layers.tpu.pallas import FAST_MEMORY, FAST_MEMORY_V4, compiler_params, on_tensors, tpu_generation
 
 LANES, ROWS = 128, 8  # lanes and rows of a float32 vector
 MARGIN = 8  # rows of zeros above and below a column: the largest reach of a kernel
@@ -89,6 +89,7 @@ def _run(kernel, side, interpret, *, arrays, taps):
     )
     center = pl.BlockSpec((1, COLUMNS, height, LANES), lambda n, g, b: (n, b, 0, g))
     tap_block = pl.BlockSpec((side * side, LANES), lambda n, g, b: (0, g))
+    tap_sums = jax.ShapeDtypeStruct((images, side * side, ROWS, channels), jnp.float32)
     sums = pl.BlockSpec((1, side * side, ROWS, LANES), lambda n, g, b: (n, 0, 0, g))
     columns = [COLUMNS + side - 1, *[COLUMNS] * len(arrays)]
     margins = [2 * MARGIN, *[0] * len(arrays)]
@@ -99,17 +100,12 @@ def _run(kernel, side, interpret, *, arrays, taps):
         grid=(images, groups, blocks),
         in_specs=[around, *[center] * backward, tap_block],
         out_specs=[center, *[sums] * backward],
-        out_shape=[
-            jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype),
-            *[jax.ShapeDtypeStruct((images, side * side, ROWS, channels), jnp.float32)] * backward,
-        ],
+        out_shape=[jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype), *[tap_sums] * backward],
         scratch_shapes=[
             pltpu.VMEM((side * side, ROWS, LANES), jnp.float32),
             *(pltpu.VMEM((n, rows + more, LANES), jnp.float32) for n, more in zip(columns, margins)),
         ],
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "parallel", "arbitrary"), vmem_limit_bytes=FAST_MEMORY
-        ),
+        compiler_params=compiler_params("parallel", "parallel", "arbitrary"),
         cost_estimate=pl.CostEstimate(
             flops=2 * side * side * pixels * len(arrays),
             transcendentals=0,

@@ -5,11 +5,17 @@ import functools
 import jax
 from jax import export
 from jax.experimental import jax2tf
+from jax.experimental.pallas import tpu as pltpu
 
 from axial.layers import device
 
 FAST_MEMORY = 64 * 2**20  # bytes of fast memory that a kernel may use; a v5e has 128 MiB
 FAST_MEMORY_V4 = 16 * 2**20
+
+
+def compiler_params(*semantics, memory=FAST_MEMORY):
+    """Parameters of the TPU's compiler: 'parallel' or 'arbitrary' for each axis of the grid, and the largest memory."""
+    return pltpu.CompilerParams(dimension_semantics=semantics, vmem_limit_bytes=memory)
 
 
 def on_tensors(function, *static, interpret=False):

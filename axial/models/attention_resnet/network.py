@@ -52,11 +52,10 @@ class AttentionStem(Layer):
         depth = filters // self.heads
         small = normal(stddev=channels**-0.5)
         self.values = self.add_weight("values", [self.mixtures, channels, filters], initializer=small)
-        shapes = {"row_embedding": [SIDE, depth], "column_embedding": [SIDE, depth], "mixture": [depth, self.mixtures]}
-        self.row, self.column, self.mixture = (
-            self.add_weight(name, shape, initializer=normal(stddev=1.0), experimental_autocast=False)
-            for name, shape in shapes.items()
-        )
+        vectors = functools.partial(self.add_weight, experimental_autocast=False)
+        self.row = vectors("row_embedding", [SIDE, depth], initializer=normal(stddev=1.0))
+        self.column = vectors("column_embedding", [SIDE, depth], initializer=normal(stddev=1.0))
+        self.mixture = vectors("mixture", [depth, self.mixtures], initializer=normal(stddev=1.0))
         if self.norm is None:
             self.bias = self.add_weight("bias", [filters])
         super().build(shape)

@@ -86,9 +86,8 @@ class Decoder(Layer):
         super().__init__(name=name)
         self.context = projection and Conv(projection, 1, norm, name="context")
         if options.aspp:
-            self.context = ASPP(
-                options.aspp, norm, dropout=options.aspp_dropout, backend=options.backend, widen=widen, name="context"
-            )
+            aspp = functools.partial(ASPP, dropout=options.aspp_dropout, backend=options.backend, widen=widen)
+            self.context = aspp(options.aspp, norm, name="context")
         self.levels = [f"res{1 + len(low) - i}" for i in range(len(low))]
         self.projections = [Conv(c, 1, norm, name=f"project_{n}") for c, n in zip(low, self.levels)]
         fuse = functools.partial(SeparableConv, filters, 5, norm)

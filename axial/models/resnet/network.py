@@ -174,11 +174,8 @@ class ResNet(Layer):
     def call(self, x, training=False):
         training = training and self.trainable
         if self.table_photo and max(x.shape[1:3]) > self.table_photo:
-            warnings.warn(
-                f"a photo of {x.shape[1]}x{x.shape[2]} pixels, and position tables for {self.table_photo}: pixels that "
-                "are farther apart share the last row of a table",
-                stacklevel=2,
-            )
+            sizes = f"a photo of {x.shape[1]}x{x.shape[2]} pixels, and position tables for {self.table_photo}"
+            warnings.warn(f"{sizes}: pixels that are farther apart share the last row of a table", stacklevel=2)
         x = self.stem(normalize(x, self.options.pixels), training=training)
         endpoints = {"res1": x}
         if self.pool:

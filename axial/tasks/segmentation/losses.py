@@ -105,10 +105,9 @@ def draw_centers(centers, height, width, sigma):
     near = tf.range(-reach, reach + 1)
     bell = tf.exp(-tf.cast(near * near, tf.float32) / (2 * sigma**2))
     patch = bell[:, None] * bell[None, :]
-    at = tf.cast(tf.round(centers), tf.int32)[:, None, None] + tf.stack(
-        tf.meshgrid(near, near, indexing="ij"), -1
-    )  # [S, P, P, 2], on a map that is larger by `reach` on every side
-    canvas = tf.zeros([height + 2 * reach, width + 2 * reach])
+    around = tf.stack(tf.meshgrid(near, near, indexing="ij"), -1)
+    at = tf.cast(tf.round(centers), tf.int32)[:, None, None] + around  # [S, P, P, 2]
+    canvas = tf.zeros([height + 2 * reach, width + 2 * reach])  # larger by `reach` on every side
     patches = tf.tile(patch[None], [tf.shape(centers)[0], 1, 1])
     canvas = tf.tensor_scatter_nd_max(canvas, at + reach, patches)
     return canvas[reach : reach + height, reach : reach + width]  # `reach` may be 0, for a small sigma

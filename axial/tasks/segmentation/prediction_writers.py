@@ -226,10 +226,9 @@ class CityscapesPredictionWriter:
 
     def __init__(self, folder, spec, split):
         if not set(spec.category_ids) <= set(CITYSCAPES.category_ids):
-            raise InputError(
-                f"{folder}: Cityscapes' server takes cityscapes' classes, these are {spec.name}'s; "
-                "for COCO's server, use --results_dir and then axial-convert zip"
-            )
+            remedy = "for COCO's server, use --results_dir and then axial-convert zip"
+            classes = f"Cityscapes' server takes cityscapes' classes, these are {spec.name}'s"
+            raise InputError(f"{folder}: {classes}; {remedy}")
         self.folder, self.spec = folder, spec
         self.title = f"cityscapes_panoptic_{split}"
         self.json = output_file(folder, f"panoptic/{self.title}.json", "--split")

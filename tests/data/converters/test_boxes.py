@@ -176,10 +176,7 @@ def put(number, key, value):
 
 
 BAD = {
-    "negative side": (
-        put(1, "bbox", [40, 30, -2, 10]),
-        r"annotation 2: bbox \(40, 30, -2, 10\): expected .x, y, width",
-    ),
+    "negative side": (put(1, "bbox", [40, 30, -2, 10]), r"annotation 2: bbox \(40, 30, -2, 10\): expected .x, y, w"),
     "outside": (put(1, "bbox", [90, 30, 20, 10]), "annotation 2: bbox .* inside its image of 96x64"),
     "category": (put(0, "category_id", 300), "annotation 1: category_id 300, which the spec 'coco' lacks"),
     "stuff": (put(0, "category_id", SKY), "annotation 1: category_id 187: 'sky-other-merged' is not a thing of 'coco'"),

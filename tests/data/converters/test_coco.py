@@ -191,6 +191,10 @@ def text_ids(content):
     content["images"][-1]["id"] = content["annotations"][-1]["image_id"] = "2"
 
 
+def other_category(content):
+    content["annotations"][-1]["segments_info"][0]["category_id"] = 12
+
+
 def painted(image):
     image.putpixel((0, 0), (99, 0, 0))
     return image
@@ -202,18 +206,12 @@ BAD = [
     (delete(photo), r"000000000002.jpg: missing"),
     (replace(png, painted), r"000000000002.png: .*id 99 is only in the PNG"),
     (replace(png, SMALL), r"000000000002.png: 9x9 pixels, the JSON says 40x20"),
-    (
-        content(lambda c: c["annotations"][-1]["segments_info"][0].update(category_id=12)),
-        r"category_id 12, which the spec 'coco' lacks",
-    ),
+    (content(other_category), r"category_id 12, which the spec 'coco' lacks"),
     (lambda folder: folder.json.write_text("{"), r"panoptic_val.json: not JSON"),
     (content(text_ids), r"id '2' of 000000000002.jpg is a text, id 1 of 000000000001.jpg a number"),
     (content(lambda c: c["annotations"][-1].update(image_id="2")), r"image_id '2', which is not in images"),
     (replace(png, lambda image: image, format="JPEG"), r"000000000002.png: its content is JPEG"),
-    (
-        content(lambda c: c["images"][-1].update(file_name="sub\\a.jpg")),
-        r"a.jpg: missing, though .* names it .a backslash separates no folders",
-    ),
+    (content(lambda c: c["images"][-1].update(file_name="sub\\a.jpg")), r"a.jpg: missing, .*a backslash separates no"),
 ]
 
 
@@ -235,7 +233,5 @@ def test_what_is_not_there_is_named(folder, tmp_path):
         coco_items(str(tmp_path / "nowhere"), "val")
     folder.json.rename(folder.json.with_name("instances_val.json"))
     for read in (json_spec, coco_items):
-        with pytest.raises(
-            InputError, match="panoptic_val.json: no such file; .*instances_val.json is there, which axial-conv"
-        ):
+        with pytest.raises(InputError, match="panoptic_val.json: no such file; .*instances_val.json is there, which"):
             read(str(folder.root), ["val"] if read is json_spec else "val")

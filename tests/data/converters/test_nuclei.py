@@ -170,29 +170,21 @@ def listed(text):
     return lambda release: (release.root / "stage1_train.txt").write_text(text)
 
 
-PAGE = Image.fromarray(GREY)
+def rename_split(release):
+    (release.root / "stage1_train").rename(release.root / "stage1")
+
+
+PAGE, ALL = Image.fromarray(GREY), Image.fromarray(nuclei().astype(np.uint8))
 BAD = [
     (delete(photo), "f00d/images: no photos, one is expected"),
     (lambda release: shutil.rmtree(release.photos), "f00d/images: no such folder"),
-    (
-        lambda release: (release.root / "stage1_train").rename(release.root / "stage1"),
-        r"stage1_train: no such folder; .*did you mean 'stage1'",
-    ),
+    (rename_split, r"stage1_train: no such folder; .*did you mean 'stage1'"),
     (no_masks, "f00d/masks: no masks; expected one for each nucleus"),
     (lambda release: release.write_mask("2.png", nuclei() > 4), "masks/2.png: an empty mask"),
-    (
-        lambda release: release.write_mask("1.png", nuclei()[:, 1:] == 1),
-        "masks/1.png: 49x40 pixels, but .*images/f00d.png has 50x40",
-    ),
-    (
-        replace(mask(1), Image.fromarray(nuclei().astype(np.uint8))),
-        "masks/1.png: 1 and 4, a mask has 0 and one other value",
-    ),
+    (lambda release: release.write_mask("1.png", nuclei()[:, 1:] == 1), "masks/1.png: 49x40 pixels, .* has 50x40"),
+    (replace(mask(1), ALL), "masks/1.png: 1 and 4, a mask has 0 and one other value"),
     (replace(mask(1), Image.new("RGB", SIZE[::-1])), r"masks/1.png: in colour \(RGB\)"),
-    (
-        tiff(encoded(PAGE, "TIFF", save_all=True, append_images=[PAGE])),
-        "images/f00d.tif: a TIFF of several pages, one is expected",
-    ),
+    (tiff(encoded(PAGE, "TIFF", save_all=True, append_images=[PAGE])), "images/f00d.tif: a TIFF of several pages"),
     (listed("stage1_train/f00d\nstage1_train/f00d"), "stage1_train.txt: the photo 'f00d' is there twice"),
     (listed("../f00d"), "stage1_train.txt: line 1: '../f00d': leaves its folder"),
 ]

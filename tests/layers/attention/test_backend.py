@@ -41,16 +41,11 @@ def test_choose(monkeypatch, backend, on_cpu, on_tpu, can, form):
 
 @pytest.mark.parametrize(
     "ours,theirs,attribute,generation",
-    [
-        (None, None, "", None),
-        (None, "v5litepod-16", "v4-32", 5),
-        ("v6e", "v5litepod-16", "", 6),
-        ("other", None, "", None),
-    ],
+    [("", "", "", None), ("", "v5litepod-16", "v4-32", 5), ("v6e", "v5litepod-16", "", 6), ("other", "", "", None)],
 )
 def test_generation_of_the_tpu(monkeypatch, ours, theirs, attribute, generation):
     for name, value in (("AXIAL_TPU", ours), ("TPU_ACCELERATOR_TYPE", theirs)):
-        monkeypatch.setenv(name, value or "")
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr(metadata, "tpu_environment", lambda: {"ACCELERATOR_TYPE": attribute})
     assert device.tpu_generation.__wrapped__() == generation
 
@@ -100,10 +95,8 @@ def test_local_span_makes_no_tensor_of_length_times_length(backend):
 )
 def test_chunks_and_recomputing_change_nothing(monkeypatch, backend, axis, span, size, chunks, recompute):
     """A train step has the same outputs and gradients in chunks and with rematerialisation of the attention weights."""
-    layer, again = (
-        AxialAttention(16, 32, axis, heads=2, span=span, max_distance=9, backend=backend, recompute=r)
-        for r in ("none", recompute)
-    )
+    options = dict(heads=2, span=span, max_distance=9, backend=backend)
+    layer, again = (AxialAttention(16, 32, axis, recompute=r, **options) for r in ("none", recompute))
     images = 3 if backend == "cpu" else 2
     x = tf.random.stateless_normal([images, *size, 8], [0, 1])
     built(layer, x), again(x)

@@ -143,14 +143,8 @@ MAP, MAP_OF_6 = tf.zeros([1, 4, 4, 8]), tf.zeros([1, 4, 4, 6])
         (lambda: DynamicConv(groups=3)(MAP), "groups = 3: expected a divisor of the 8 channels"),
         (lambda: DeformableConv(4, 2, None), "kernel = 2: expected an odd number"),
         (lambda: DeformableConv(4, 3, None, groups=4)(MAP_OF_6), "groups = 4: expected a divisor of the 6 channels"),
-        (
-            lambda: DeformableConv(4, 3, None, offset_groups=4)(MAP_OF_6),
-            "offset_groups = 4: expected a divisor of the 6",
-        ),
-        (
-            lambda: DeformableConv(4, 3, None, modulation="sigmoids"),
-            "modulation must be one of .*did you mean 'sigmoid'",
-        ),
+        (lambda: DeformableConv(4, 3, None, offset_groups=4)(MAP_OF_6), "offset_groups = 4: expected a divisor of"),
+        (lambda: DeformableConv(4, 3, None, modulation="sigmoids"), "modulation must be one of .*mean 'sigmoid'"),
     ],
 )
 def test_what_is_refused_says_so(make, words):

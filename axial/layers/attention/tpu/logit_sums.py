@@ -109,10 +109,8 @@ def _sums_backward(tiling, program, *refs):
             terms, (q, k, center_keys), (d_contents, d_qs, d_ks, d_centers) = terms_of(lanes.start, lanes.stop)
             products = terms.products(rows)
             yield
-            d = [
-                (d_sums[i, head] + 2.0 * d_sums[3 + i, head] * s) * counts
-                for i, (s, counts) in enumerate(zip(products, counted, strict=True))
-            ]
+            pairs = enumerate(zip(products, counted, strict=True))
+            d = [(d_sums[i, head] + 2.0 * d_sums[3 + i, head] * s) * counts for i, (s, counts) in pairs]
             d_content, d_of_query, d_of_key = tiling.cast(tiling.shear.unfold(d[0])), *map(tiling.cast, d[1:])
             yield
             d_contents.append(dot(tiling.cast(k[rows, : tiling.shear.keys]), d_content))
@@ -122,11 +120,8 @@ def _sums_backward(tiling, program, *refs):
             query_total[head_rows] += dot(tiling.cast(q[rows]), d_of_query)
             key_total[head_rows] += dot(tiling.cast(center_keys[rows]), d_of_key)
             if tiling.ends_group(head, tiling.depth):
-                d_contents, d_qs, d_ks, d_centers = (
-                    jnp.transpose(whole_registers(heads)) for heads in (d_contents, d_qs, d_ks, d_centers)
-                )
-                for operand, d_operand in ((0, d_contents), (1, d_qs), (2, d_ks), (2, d_centers)):
-                    gradient.add(window, operand, lanes, d_operand)
+                for operand, heads in ((0, d_contents), (1, d_qs), (2, d_ks), (2, d_centers)):
+                    gradient.add(window, operand, lanes, jnp.transpose(whole_registers(heads)))
 
         return run
 
@@ -167,10 +162,6 @@ def logit_sums_gradient(tiling, interpret, d_sums, x, more, affine, tables):
         before=[(more, k.stop)],
         small=[affine, *map(tiling.cast, tables[:2])],
         sums=[float_shape(*shape) for shape in (affine.shape, *shapes)],
-        scratch=[
-            *Normalized.scratch(tiling, values=False),
-            *Gradient.scratch(tiling, q.stop + k.stop),
-            *((shape, jnp.float32) for shape in shapes),
-        ],
+        scratch=Normalized.scratch(tiling, values=False) + Gradient.scratch(tiling, q.stop + k.stop, shapes),
     )
     return run_programs(_sums_backward, tiling, interpret, operands, delayed=True, flops=tiling.flops(9))

@@ -274,10 +274,6 @@ def outputs_gradient(tiling, interpret, x, affine, d, tables):
         small=[affine, factors, query, key, value, flip_matrix(tiling)],
         outputs=[x],
         sums=[float_shape(*shape) for shape in (affine.shape, *shapes)],
-        scratch=[
-            *Normalized.scratch(tiling),
-            *Gradient.scratch(tiling, affine.shape[1]),
-            *((shape, jnp.float32) for shape in shapes),
-        ],
+        scratch=Normalized.scratch(tiling) + Gradient.scratch(tiling, affine.shape[1], shapes),
     )
     return run_programs(_backward, tiling, interpret, operands, delayed=True, flops=tiling.flops(17), exponentials=True)

@@ -10,6 +10,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from axial.layers.attention.tpu.tiling import FAST_MEMORY, LANES, ROWS
+from axial.layers.tpu.pallas import compiler_params
 
 CORES = 2  # cores of a v4 or v5p chip, which is one device; on other chips the split has no effect
 SHARED = 32  # smallest number of programs that are split over cores
@@ -172,6 +173,7 @@ def run_programs(kernel, tiling, interpret, operands, *, delayed=False, flops=0,
     moved = sum(math.prod(x.shape) * x.dtype.itemsize for x in (*operands.blocks, *operands.small, *operands.sums))
     for count, pixels in ((times, operands.around), (1, operands.before), (1, written)):
         moved += sum(int(count * tiling.pixels * lanes) * x.dtype.itemsize for x, lanes in pixels)
+    core_sums = [float_shape(programs.cores, *x.shape) for x in operands.sums]
     results = pl.pallas_call(
         lambda *refs: kernel(tiling, programs.current(), *refs),
         name=kernel.__name__.strip("_"),
@@ -181,15 +183,10 @@ def run_programs(kernel, tiling, interpret, operands, *, delayed=False, flops=0,
             *(programs.rows((ROWS, lanes), late=int(delayed), written=True) for _, lanes in written),
             *(fixed((None, *x.shape), lambda core, step: (core, 0, 0)) for x in operands.sums),
         ],
-        out_shape=[
-            *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x, _ in written),
-            *(float_shape(programs.cores, *x.shape) for x in operands.sums),
-        ],
+        out_shape=[*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x, _ in written), *core_sums],
         scratch_shapes=[pltpu.VMEM(shape, jnp.dtype(dtype)) for shape, dtype in operands.scratch],
         input_output_aliases=aliases,
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=FAST_MEMORY
-        ),
+        compiler_params=compiler_params("parallel", "arbitrary", memory=FAST_MEMORY),
         cost_estimate=pl.CostEstimate(
             flops=programs.cores * programs.steps * flops,
             transcendentals=programs.cores * programs.steps * exponentials * ROWS * tiling.heads * LANES,

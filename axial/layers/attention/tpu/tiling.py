@@ -250,9 +250,15 @@ class Gradient:
         pl.when(program.opens)(lambda: clear(total, d_affine))
 
     @classmethod
-    def scratch(cls, tiling, lanes):
-        """list of (shape, dtype) of `total`, for `Operands`. `lanes`: number of affine's lanes that the kernel uses."""
-        return [((2 * ROWS + tiling.halo, lanes), jnp.float32)]
+    def scratch(cls, tiling, lanes, tables):
+        """list of (shape, dtype) of `total` and of the sums of the tables' gradients, for `Operands`.
+
+        Args:
+            tiling: `Tiling`.
+            lanes: number of affine's lanes that the kernel uses.
+            tables: shapes of the tables.
+        """
+        return [(shape, jnp.float32) for shape in ((2 * ROWS + tiling.halo, lanes), *tables)]
 
     def add(self, window, operand, lanes, d):
         """Adds to the gradient of a window.
