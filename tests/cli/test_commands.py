@@ -247,9 +247,15 @@ def test_label_images_alone_and_outlines_convert(succeed, own_photos, tmp_path):
     "words,message",
     [
         ("folder", "--spec is needed: class definitions; or --class=NAME, if all objects have one class"),
-        ("folder --class=background", "--class=background is the name of the other pixels; or --class=NAME, if"),
+        (
+            "folder --class=background",
+            "--class=background is the name of the other pixels; or --class=NAME, if all objects have one class",
+        ),
         ("folder --class=car --spec=coco", "--class_name does not go with --spec"),
-        ("instances", "--rest is needed: name of the class of pixels without an object, or none if they are"),
+        (
+            "instances",
+            "--rest is needed: name of the class of pixels without an object, or none if they are unlabelled",
+        ),
     ],
 )
 def test_the_classes_of_own_data_must_be_given(command, own_photos, words, message):

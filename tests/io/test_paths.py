@@ -81,7 +81,6 @@ REVIEWED = {
         ("weights/checkpoint.py", "remove_unfinished", "f'{name}{UNFINISHED}'", "name", "shard"),
     ],
     "the code fixes the name, or chooses between fixed names": [
-        ("analysis/run_page.py", "_stored", "name"),
         ("analysis/view.py", "write_view", "f'view.{kind}'"),
         ("cli/tpu.py", "_launch", "engine.file"),
         ("cli/export_files.py", "_write_safetensors", "name"),
@@ -90,7 +89,6 @@ REVIEWED = {
         ("recipes/__init__.py", "read_recipe", "path"),
         ("recipes/settings.py", "_module", "*name.split('.')[1:]"),
         ("data/converters/cityscapes.py", "cityscapes_items", "labels"),
-        ("data/converters/coco.py", "coco_items", "kind"),
         ("data/converters/folder.py", "folder_items", "name or kind"),
         ("data/converters/instances.py", "_listed", "name"),
         ("data/converters/mapillary.py", "mapillary_items", "f'panoptic_{year}.json'", "version"),

@@ -23,12 +23,13 @@ REVIEWED = {
     ],
     "it writes to memory": [
         ("analysis/data_check.py", "_picture", "image.save"),
-        ("analysis/view.py", "view_photo", "Image.fromarray(photo_on_canvas(network)).save"),
+        ("analysis/view.py", "view_photo", "image.save"),
         ("analysis/run_page.py", "_plotted", "_plots({'': curves}, [name]).savefig"),
         ("data/files.py", "_encoded", "rgb(photo).save"),
         ("data/converters/boxes.py", "_mask", "Image.fromarray(255 * pixels).convert('1').save"),
         ("data/labels.py", "encode_rgb", "Image.fromarray(rgb).save"),
         ("weights/interchange.py", "write_safetensors", "safetensors.numpy.save"),
+        ("serving/files.py", "write_lite", "zipfile.ZipFile"),
         ("weights/pytorch.py", "state_dict_bytes", "zipfile.ZipFile"),
     ],
     "it writes to a temporary folder or file of its own": [
@@ -37,6 +38,8 @@ REVIEWED = {
     ],
     "it writes to the folder of a `new_folder`": [
         ("serving/export.py", "write_saved_model", "tf.saved_model.save"),
+        ("serving/export.py", "write_warmup", "tf.io.TFRecordWriter"),
+        ("serving/export.py", "write_warmup", "tf.io.gfile.makedirs"),
         ("weights/convert.py", "convert", "tf.train.Checkpoint(model=model).save"),
     ],
     "TensorFlow writes, to a folder of `output_folder` or under a random name": [
