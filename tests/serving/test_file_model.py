@@ -98,7 +98,7 @@ def check_equal(task, folded, path, sizes):
         for key, value in expected.items():
             if value.dtype == tf.string:
                 value = [task.spec.class_names.index(name.decode()) for name in value.numpy()]
-            tolerance = 1e-3 * (actual[key].dtype == np.float32)
+            tolerance = 1e-2 * (actual[key].dtype == np.float32)  # random networks have logits of 1e5 and more
             np.testing.assert_allclose(actual[key], value, tolerance, tolerance, err_msg=key)
     return actual
 
