@@ -9,6 +9,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 CITYSCAPES = ["cityscapesscripts>=2.2.4,<3"]
 DOCS = ["zensical>=0.0.73,<0.1", "mkdocstrings[python]>=1.0.0,<2"]
 ONNX = ["onnxruntime>=1.20.0,<2", "tf2onnx>=1.17.0,<2"]
+HUB = ["huggingface_hub>=0.30.0,<3"]
 KERNEL = ["jax>=0.7.2,<0.11; python_version >= '3.11'"]
 NOTEBOOKS = ["ipykernel>=6.29.0,<8", "jupytext>=1.16.0,<2", "nbclient>=0.10.0,<1"]
 COMMANDS = ("train", "evaluate", "export", "predict", "convert", "analyze", "doctor", "tpu", "data_service")
@@ -91,8 +92,8 @@ setup(
         "cityscapes": CITYSCAPES,
         # The site of the pages and of the public docstrings (scripts/docs.sh).
         "docs": [*DOCS, "ruff==0.17.6"],
-        # Weights from hf://OWNER/REPO (axial.load).
-        "hub": ["huggingface_hub>=0.30.0,<2"],
+        # Weights of the zoo by name, and from hf://OWNER/REPO (axial.load).
+        "hub": HUB,
         # The attention's TPU kernels (ModelConfig.backend = 'kernel'): they are written in jax and run by TensorFlow.
         "kernel": KERNEL,
         # Opening and running docs/notebooks.
@@ -102,6 +103,7 @@ setup(
         # Packages of the tests. ruff is pinned, as its versions format differently.
         "dev": [
             *CITYSCAPES,
+            *HUB,
             *KERNEL,
             *ONNX,
             *NOTEBOOKS,
@@ -119,6 +121,8 @@ setup(
         # scripts/tpu/install.sh sets up the hosts of a slice, where tensorflow-tpu replaces tensorflow, which no extra
         # can express.
         "skypilot": ["skypilot[gcp]>=0.11.2,<0.15"],
+        # scripts/publish.sh: the hub, the wheel and its check.
+        "publish": [*HUB, "build>=1.2.0,<2", "twine>=6.0.0,<7"],
         # The TPU's own compiler on any machine; private interfaces, hence the exact pins.
         "analysis": ["jax==0.10.2", "jaxlib==0.10.2", "libtpu==0.0.42.1"],
     },

@@ -32,13 +32,13 @@ def load(
     """Loads a model with its weights and everything that `axial.predict` needs. Runs no code from files.
 
     Args:
-        what: name of a model that axial ships, such as 'nuclei'; or the path of
+        what: name of a model that axial ships, such as 'nuclei'; name of another row of experiments/zoo.csv; or path of
 
             - a run of axial-train (loads its best checkpoint, else its latest), or the prefix of one checkpoint;
             - an export of axial-export: a SavedModel, a TFLite or an ONNX file, or a folder with a safetensors file;
             - a safetensors file, the output of `axial-convert weights`, or a checkpoint without a model card;
-            - one of these on Hugging Face's hub, 'hf://OWNER/REPO' or 'hf://OWNER/REPO/FILE', which needs the package
-              huggingface_hub.
+            - one of these on Hugging Face's hub, 'hf://OWNER/REPO', 'hf://OWNER/REPO@REVISION' or
+              'hf://OWNER/REPO/FILE', which needs the package huggingface_hub.
 
             Write './NAME' for a folder that has the name of a shipped model.
         model: name of the model, from `registry.VARIANTS`. A checkpoint without a model card needs this name;

@@ -31,7 +31,7 @@ from tests.cloud.tools_fixture import tools  # noqa: F401, a fixture
 from tests.command_server import command, refuse, succeed  # noqa: F401, fixtures
 from tests.data.classification_fixture import colours_dir  # noqa: F401, a fixture
 from tests.data.text_fixture import texts_dir  # noqa: F401, a fixture
-from tests.weights.hub_fixture import hub_of  # noqa: F401, a fixture
+from tests.weights.hub_fixture import hub_of, hub_server  # noqa: F401, fixtures
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 GOLDEN = pathlib.Path(os.environ.get("AXIAL_GOLDEN") or ROOT / "tests" / "golden")

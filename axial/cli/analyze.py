@@ -64,12 +64,12 @@ def _models(_):
 
 
 def _zoo(_):
-    from axial.analysis import zoo
+    from axial.weights import zoo
 
-    rows = zoo.read_zoo(os.path.join(experiments_dir(), "zoo.csv"))
+    rows = zoo.read_zoo()
     print_table(zoo.COLUMNS, map(zoo.cells, rows))
     for row in rows:
-        say(f"{row.checkpoint}, {row.data}:", *(f"    {command}" for command in zoo.commands(row)))
+        say(f"{row.name}:", *(f"    {command}" for command in zoo.commands(row)))
 
 
 # === model ===

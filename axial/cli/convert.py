@@ -308,7 +308,7 @@ def _weights(given):
         return
     conversion, model = convert.convert(given.source, path, output, given.model)
     say(*convert.summary(conversion, model))
-    say(f"wrote {output}: {convert.CARD}, {convert.GIN}, and a checkpoint for init_checkpoint")
+    say(f"wrote {output}: {convert.WEIGHTS} for init_checkpoint, and {convert.GIN} of its network")
 
 
 VERBS = {

@@ -8,5 +8,6 @@ convert.py      converts the files of each source, and uses or reports every ten
 interchange.py  reads and writes safetensors files
 card.py         writes the model card, README.md of a model's folder
 restore.py      finds and restores our weights, and initialises a training from weights; `axial.load` calls it
-source.py       finds the model or weights at a path or under a shipped model's name; all commands use it
+source.py       finds the model or weights at a path, on the hub or under a name of the zoo; all commands use it
+zoo.py          reads experiments/zoo.csv, the list of public checkpoints
 """

@@ -27,7 +27,7 @@ FORMS = {
     "tflite": "TFLite file, its batch norms folded",
     "onnx": "ONNX file, its batch norms folded",
     "safetensors": "weights as safetensors",
-    "weights": "weights as a TensorFlow checkpoint",
+    "weights": "weights as safetensors, without a recipe",
 }
 CANVAS = "RGB from -1 to 1, a pixel / 127.5 - 1, of a photo on the canvas; 0 outside of the valid region"
 # Maps what a task takes ('text' or 'photo') to the rows (name, type, shape, meaning) of its SavedModel's inputs.

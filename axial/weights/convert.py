@@ -15,7 +15,7 @@ import tf_keras as keras
 from axial.errors import InputError, nearest
 from axial.io import gfile
 from axial.io.show import counted
-from axial.io.write import file_digest, new_folder, write_bytes, write_json, write_text
+from axial.io.write import file_digest, new_folder, write_bytes, write_text
 from axial.models.axial_deeplab.public_weights import CSRHDDLAM, DECODERS, DEEPLAB2
 from axial.models.base import Network
 from axial.models.panoptic_deeplab.network import CHANNELS
@@ -24,12 +24,12 @@ from axial.models.resnet.public_weights import KERAS
 from axial.weights import names
 from axial.weights.card import write_page
 from axial.weights.checkpoint import read_checkpoint, read_h5
-from axial.weights.interchange import WeightsCard, build_from_card, count_parameters, make_card
+from axial.weights.interchange import WeightsCard, build_from_card, make_card, write_safetensors
 from axial.weights.pytorch import read_state_dict, state_dict_bytes
 from axial.weights.restore import load_weights
-from axial.weights.source import CARD
+from axial.weights.source import SUFFIX
 
-GIN = "model.gin"
+GIN, WEIGHTS = "model.gin", f"weights{SUFFIX}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,10 +221,10 @@ TARGETS = {"csrhddlam": write_csrhddlam}
 
 
 def convert(source: str, path: str, output: str, name: str | None = None) -> tuple[Conversion, Network]:
-    """Converts a file of another implementation to a checkpoint.
+    """Converts a file of another implementation to a safetensors file.
 
-    The folder `output` appears only when it is complete. The folder has a checkpoint for `init_checkpoint`,
-    `model.json` for Python, `model.gin` for the commands, and the model card.
+    The folder `output` appears only when it is complete. The folder has the safetensors file, `model.gin` for the
+    commands, and the model card.
 
     Args:
         source: one of `SOURCES`.
@@ -238,18 +238,17 @@ def convert(source: str, path: str, output: str, name: str | None = None) -> tup
     Raises:
         InputError: the file does not fit the model, or `output` exists.
     """
-    with new_folder(output, "checkpoint") as folder:
+    with new_folder(output, WEIGHTS) as folder:
         try:
             conversion = SOURCES[source](path, name)
             model = conversion.build()
         except InputError as error:
             text = str(error)
             raise InputError(text if text.startswith(path) else f"{path}: {text}") from None
-        tf.train.Checkpoint(model=model).save(os.path.join(folder, "ckpt"))
         made = [f"axial-convert weights --source={source} --input={os.path.basename(path)} --output=FOLDER"]
         files = input_hashes(path)
-        card = msgspec.structs.replace(conversion.card, parameters=count_parameters(model), input=files, made=made)
-        write_json(os.path.join(folder, CARD), card)
+        card = msgspec.structs.replace(conversion.card, input=files, made=made)
+        card = write_safetensors(model, os.path.join(folder, WEIGHTS), card)
         write_text(os.path.join(folder, GIN), gin_text(card))
         write_page(folder, card, "weights")
     return conversion, model

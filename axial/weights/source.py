@@ -1,4 +1,4 @@
-"""Finds the model or weights at a path, on the hub, or under the name of a shipped model. All callers use `resolve`.
+"""Finds the model or weights at a path, on the hub, or under a name of the zoo. All callers use `resolve`.
 
 This module imports TensorFlow only for a path in a bucket, so that commands refuse a wrong path before that import.
 """
@@ -13,16 +13,17 @@ from axial.errors import InputError, check_installed, nearest
 from axial.io import gfile
 from axial.io.paths import PACKAGE, inside
 from axial.io.read import first_line
+from axial.io.write import file_digest
 from axial.models.names import model_names
+from axial.weights.zoo import ZooRow, conversion, read_zoo
 
 SHIPPED_DIR = os.path.join(PACKAGE, "shipped")
 ACCEPTED = "a run of axial-train, an export of axial-export, a checkpoint or a safetensors file"
-SHIPPED = "axial"  # the value of the column `source` of experiments/zoo.csv for shipped models
 SUFFIX = ".safetensors"
 # Names of the file that holds an export's network.
 LITE, ONNX, SAVED_MODEL = "model.tflite", "model.onnx", "saved_model.pb"
 CARD, RUN_CARD = "model.json", "card.json"  # cards beside converted weights, and in a run
-_HUB = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:/(.+))?")
+_HUB = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w.-]+))?(?:/(.+))?")
 # Files beside weights that describe the weights.
 _BESIDE = (CARD, RUN_CARD, "config.gin", "spec.json", "objects.json", "assets.extra/*")
 _HUB_FILES = [
@@ -61,21 +62,21 @@ Location = str | os.PathLike | Source
 
 
 def unknown(name: str) -> str:
-    """The error message for a name that is neither a shipped model nor a file.
+    """The error message for a name that is neither a shipped model, nor in the zoo, nor a file.
 
     If it is the name of a variant, the message says that axial has no weights of it.
     """
-    shipped, models = shipped_names(), model_names()
+    shipped, models, public = shipped_names(), model_names(), [row.name for row in read_zoo()]
     ships = f"axial ships {', '.join(shipped)}"
     if name not in models:
-        return f"{name}: no model or file has this name{nearest(name, [*shipped, *models])}; {ships}"
+        return f"{name}: no model or file has this name{nearest(name, [*shipped, *public, *models])}; {ships}"
     builds = f"axial.models.build_model({name!r}, num_classes=N) makes it with random weights"
     return f"{name}: no weights of this model are here, and {ships}; `axial-analyze zoo` lists public ones; {builds}"
 
 
 def no_checkpoint(path: str) -> str:
     """The error message for a missing path where weights are expected."""
-    return f"{path}: no such checkpoint{nearest(path, shipped_names())}"
+    return f"{path}: no such checkpoint{nearest(path, [*shipped_names(), *(row.name for row in read_zoo())])}"
 
 
 def without_recipe(where: str) -> str:
@@ -88,15 +89,15 @@ def without_recipe(where: str) -> str:
 
 
 def resolve(what: Location, missing: Callable[[str], str] = unknown) -> Source:
-    """The `Source` of a path, the name of a shipped model, or an hf:// path.
+    """The `Source` of the name of a shipped model, a path, an hf:// path, or the name of a row of the zoo.
 
     Args:
-        what: any of these, or a `Source`, which is returned unchanged.
+        what: any of these, in this order if several fit; or a `Source`, which is returned unchanged.
         missing: function of a path that returns the message if nothing is there.
 
     Raises:
-        InputError: the path does not exist, or is not a model. This function does not check whether the files are
-            whole.
+        InputError: the path does not exist, or is not a model; or weights of the zoo cannot be downloaded, or have
+            another SHA-256. This function does not check whether the files are whole.
     """
     if isinstance(what, Source):
         return what
@@ -108,7 +109,10 @@ def resolve(what: Location, missing: Callable[[str], str] = unknown) -> Source:
     try:
         is_checkpoint = gfile.exists(f"{path}.index")
         if not is_checkpoint and not gfile.exists(path):
-            raise InputError(missing(path))
+            row = next((row for row in read_zoo() if row.name == path), None)
+            if row is None:
+                raise InputError(missing(path))
+            path = _from_zoo(row)
     except gfile.file_errors() as error:  # a file system that TensorFlow does not support
         raise InputError(f"{path}: cannot be read ({first_line(error)})") from None
     return _export(path) or _weights(path, is_checkpoint)
@@ -189,17 +193,40 @@ def download(path: str) -> str:
     """Downloads an hf:// path, and the files beside and above it that describe the model. Returns the local path."""
     parts = _HUB.fullmatch(path)
     if not parts:
-        raise InputError(f"{path}: expected hf://OWNER/REPO or hf://OWNER/REPO/FILE")
+        raise InputError(f"{path}: expected hf://OWNER/REPO, hf://OWNER/REPO@REVISION or hf://OWNER/REPO/FILE")
     check_installed(f"{path}: needs", "hub", "huggingface_hub")
-    import huggingface_hub
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.utils.logging import set_verbosity_error
 
-    repository, file = parts[1], (parts[2] or "").rstrip("/")
+    set_verbosity_error()  # its retries would print lines of their own
+    repository, revision, file = parts[1], parts[2], (parts[3] or "").rstrip("/")
     if os.path.basename(file) == SAVED_MODEL:  # an export is a folder
         file = os.path.dirname(file)
     above = [str(folder / name) for folder in pathlib.PurePosixPath(file).parents for name in _BESIDE]
     patterns = [f"{file}*", f"{file}/*", *above] if file else _HUB_FILES
     try:
-        folder = huggingface_hub.snapshot_download(repository, allow_patterns=patterns)
+        folder = snapshot_download(repository, revision=revision, allow_patterns=patterns)
     except Exception as error:  # the hub's client raises errors of many libraries
         raise InputError(f"{path}: cannot be downloaded ({first_line(error)})") from None
     return inside(folder, file, path) if file else folder
+
+
+def _from_zoo(row: ZooRow) -> str:
+    """Downloads the weights of a row of the zoo and checks their SHA-256. Returns the local path of the file.
+
+    An error's message has the two commands that make the weights from the authors' file, in a folder with the name of
+    the row.
+    """
+    by_hand = f"by hand: curl -LO {row.file} && {conversion(row, row.name)}"
+    if not row.hub:
+        raise InputError(f"{row.name}: these weights are not on the hub; {by_hand}")
+    try:
+        folder = download(f"hf://{row.hub}")
+    except InputError as error:
+        raise InputError(f"{row.name}: {error}; {by_hand}") from None
+    file = find_tensors(folder)
+    if file is None:
+        raise InputError(f"{row.name}: hf://{row.hub} has no {SUFFIX} file; {by_hand}")
+    if (digest := file_digest(file)[1]) != row.sha256:
+        raise InputError(f"{row.name}: {file} has the SHA-256 {digest}, and the zoo expects {row.sha256}; {by_hand}")
+    return file

@@ -12,7 +12,6 @@ import signal
 
 import msgspec
 
-from axial.analysis import zoo
 from axial.analysis.counts import count_parameters, trace
 from axial.analysis.model_counts import Counts
 from axial.analysis.multiply_adds import activation_bytes, count_multiply_adds, total
@@ -24,9 +23,11 @@ from axial.io.paths import experiments_dir, inside
 from axial.io.write import write_text
 from axial.models.registry import VARIANTS, find_variant
 from axial.recipes import read_recipes
+from axial.weights import zoo
 from axial.weights.convert import PUBLIC
 from axial.weights.interchange import read_safetensors
-from axial.weights.source import SHIPPED, SHIPPED_DIR
+from axial.weights.source import SHIPPED_DIR
+from axial.weights.zoo import SHIPPED
 from pages import csv_rows, link, write_block
 
 
@@ -97,7 +98,7 @@ def zoo_markdown(rows):
     cells = []
     for row in rows:
         values = dict(zip(zoo.COLUMNS, zoo.cells(row)))
-        values["model"] = show.code(values["model"])
+        values["name"], values["model"] = show.code(values["name"]), show.code(values["model"])
         values["published"] = link(values["published"], row.published_at)
         name, told = os.path.basename(row.file), values["file"].removeprefix(row.file)
         address = f"../{row.file}" if row.source == SHIPPED else row.file  # relative to experiments/
@@ -105,7 +106,7 @@ def zoo_markdown(rows):
         cells.append(values.values())
     lines = show.markdown_table(zoo.COLUMNS, cells)
     for row in rows:
-        lines += ["", f"{show.markdown(f'{row.checkpoint}, {row.data}')}:", ""]
+        lines += ["", f"{show.code(row.name)}:", ""]
         for command in zoo.commands(row):
             lines += show.broken(command)
     return "\n".join(lines)
@@ -135,7 +136,7 @@ def _steps(_):
 
 def _zoo(_):
     rows, counts = [], {}
-    for row in show.progress(zoo.read_zoo(_path("zoo.csv")), unit="checkpoint"):
+    for row in show.progress(zoo.read_zoo(), unit="checkpoint"):
         key = row.model, row.holds, row.photo
         if key not in counts:
             counts[key] = count_checkpoint(row)

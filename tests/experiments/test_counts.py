@@ -3,16 +3,17 @@
 import pytest
 
 import counts
-from axial.analysis import model_counts, step_cost, zoo
+from axial.analysis import model_counts, step_cost
 from axial.errors import InputError
 from axial.models.registry import VARIANTS, find_variant
 from axial.recipes import read_recipes
+from axial.weights import zoo
 from pages import csv_rows, write_block
 from tests.conftest import ROOT
 
 MODELS = {row.model: row for row in model_counts.read_models(str(ROOT / "experiments/models.csv"))}
 STEPS = step_cost.read_steps()
-ZOO = zoo.read_zoo(str(ROOT / "experiments/zoo.csv"))
+ZOO = zoo.read_zoo()
 
 
 def test_tables_have_every_model_and_are_not_stale():

@@ -40,7 +40,6 @@ REVIEWED = {
         ("serving/export.py", "write_saved_model", "tf.saved_model.save"),
         ("serving/export.py", "write_warmup", "tf.io.TFRecordWriter"),
         ("serving/export.py", "write_warmup", "tf.io.gfile.makedirs"),
-        ("weights/convert.py", "convert", "tf.train.Checkpoint(model=model).save"),
     ],
     "TensorFlow writes, to a folder of `output_folder` or under a random name": [
         ("cli/evaluate_verbs.py", "writer", "tf.summary.create_file_writer"),

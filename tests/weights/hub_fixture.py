@@ -1,36 +1,73 @@
-"""A fake huggingface_hub, which needs no network."""
+"""A server on this machine that answers the package huggingface_hub as the hub does. It has one repository, me/nano."""
 
-import fnmatch
-import itertools
-import shutil
-import sys
-import types
+import hashlib
+import http.server
+import json
+import os
+import pathlib
+import threading
 
 import pytest
 
+COMMIT = "1" * 40
+REVISIONS = ("main", "first", COMMIT)
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """Lists the files of a revision, and sends a file. All revisions are the same commit."""
+
+    folder = pathlib.Path()
+
+    def log_message(self, *_):
+        """Writes no line for a request."""
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        verb, revision, name = "api", "main", ""
+        for start in ("/api/models/me/nano/revision/", "/api/models/me/nano/tree/", "/me/nano/resolve/"):
+            if self.path.startswith(start):
+                verb = start.split("/")[-2]
+                revision, _, name = self.path.removeprefix(start).partition("?")[0].partition("/")
+        files = {p.relative_to(self.folder).as_posix(): p for p in self.folder.rglob("*") if p.is_file()}
+        if "/me/nano" not in self.path:
+            self.send(404, error="RepoNotFound")
+        elif revision not in REVISIONS:
+            self.send(404, error="RevisionNotFound")
+        elif verb == "resolve":
+            self.send(200, files[name].read_bytes())
+        elif verb == "tree":
+            entries = [{"type": "file", "path": n, "size": p.stat().st_size, "oid": n} for n, p in files.items()]
+            self.send(200, json.dumps(entries).encode())
+        else:
+            listed = {"id": "me/nano", "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]}
+            self.send(200, json.dumps(listed).encode())
+
+    def send(self, status, body=b"", error=""):
+        """Sends a response; only its headers if HEAD asks for it."""
+        self.send_response(status)
+        digest = hashlib.sha256(body).hexdigest()
+        headers = {"Content-Length": len(body), "ETag": f'"{digest}"', "X-Repo-Commit": COMMIT, "X-Error-Code": error}
+        for name, value in headers.items():
+            self.send_header(name, str(value))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+
+@pytest.fixture(scope="session")
+def hub_server():
+    """Starts the server. huggingface_hub reads its address from the environment when it is imported."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        os.environ["HF_ENDPOINT"] = f"http://127.0.0.1:{server.server_port}"
+        yield
+        server.shutdown()
+
 
 @pytest.fixture
-def hub_of(tmp_path, monkeypatch):
-    """A function of a folder. It makes the folder the fake hub's only repository, me/nano."""
-
-    def serve(repository):
-        """Installs a fake module `huggingface_hub`, which downloads from the folder `repository`."""
-        numbers = itertools.count()
-
-        def snapshot_download(repo_id, allow_patterns):
-            """Copies the matching files to a new folder and returns it. '*' also matches '/', as in huggingface_hub."""
-            if repo_id != "me/nano":
-                raise RuntimeError("404 Client Error.\n\nRepository Not Found")
-            snapshot = tmp_path / f"snapshot_{next(numbers)}"
-            snapshot.mkdir()
-            for path in filter(lambda path: path.is_file(), repository.rglob("*")):
-                name = path.relative_to(repository).as_posix()
-                if any(fnmatch.fnmatch(name, pattern) for pattern in allow_patterns):
-                    (snapshot / name).parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copy(path, snapshot / name)
-            return str(snapshot)
-
-        client = types.SimpleNamespace(snapshot_download=snapshot_download)
-        monkeypatch.setitem(sys.modules, "huggingface_hub", client)
-
-    return serve
+def hub_of(hub_server, tmp_path, monkeypatch):
+    """A function that makes a folder the repository me/nano. The client's cache is empty."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub_cache"))
+    return lambda folder: monkeypatch.setattr(Hub, "folder", folder)

@@ -1,18 +1,15 @@
 """Weights of csrhddlam/axial-deeplab. Conversion keeps features and logits. Converting back keeps the tensors."""
 
-import json
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from axial.errors import InputError
-from axial.layers.batch_norm import BatchNormConfig
 from axial.models.axial_deeplab.public_weights import CSRHDDLAM
-from axial.models.registry import build_model
 from axial.weights import convert
+from axial.weights.interchange import read_safetensors
 from axial.weights.pytorch import read_state_dict, state_dict_bytes
-from axial.weights.restore import find_checkpoint, restore_model
+from axial.weights.restore import load_weights
 from tests.conftest import GOLDEN
 
 FILE = str(GOLDEN / "pt_checkpoint_tiny.pth")  # by csrhddlam's train.py: 1, 2, 1, 1 blocks, width 0.125
@@ -29,12 +26,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def restored(folder):
-    """The converted model, built from model.json and restored from its checkpoint."""
-    card = json.loads((folder / "model.json").read_text())
-    model = build_model(card["model"], card["num_classes"], BatchNormConfig(**card["norm"]), **card["arguments"])
-    model(tf.zeros([1, 65, 65, 3]))
-    restore_model(model, find_checkpoint(str(folder)))
-    return model
+    """The converted model, built and restored from its file."""
+    return load_weights(folder)[0]
 
 
 def test_features_and_logits_are_theirs(restored):
@@ -49,14 +42,14 @@ def test_features_and_logits_are_theirs(restored):
 
 def test_the_card_says_what_was_done(folder):
     """The card has the source, arguments, size of photos, hash of the file, unused tensors and parameter count."""
-    card = json.loads((folder / "model.json").read_text())
-    assert card["source"] == "csrhddlam"
-    assert card["arguments"]["pixels"] == "torchvision" and card["preprocessing"]["photo"] == 224
-    assert list(card["input"]) == ["pt_checkpoint_tiny.pth"] and len(card["input"]["pt_checkpoint_tiny.pth"]) == 64
-    assert set(card["unused"].values()) == set(CSRHDDLAM.unused.values())
+    card, _ = read_safetensors(str(folder / "weights.safetensors"))
+    assert card.source == "csrhddlam"
+    assert card.arguments["pixels"] == "torchvision" and card.preprocessing["photo"] == 224
+    assert list(card.input) == ["pt_checkpoint_tiny.pth"] and len(card.input["pt_checkpoint_tiny.pth"]) == 64
+    assert set(card.unused.values()) == set(CSRHDDLAM.unused.values())
     arrays = read_state_dict(FILE)
-    theirs = sum(a.size for n, a in arrays.items() if n not in card["unused"] and "running" not in n)
-    assert card["parameters"] == theirs
+    theirs = sum(a.size for n, a in arrays.items() if n not in card.unused and "running" not in n)
+    assert card.parameters == theirs
     assert "BatchNormConfig.epsilon = 1e-05" in (folder / "model.gin").read_text()
 
 
@@ -116,7 +109,7 @@ def test_the_command(succeed, refuse, folder, tmp_path):
     out = tmp_path / "weights"
     result = succeed("convert", "weights", "--source=csrhddlam", f"--input={FILE}", f"--output={out}")
     assert "267 weights of 267 filled" in result.out and "softmax ignores" in result.out
-    assert {"model.json", "model.gin", "checkpoint"} <= {path.name for path in out.iterdir()}
+    assert {"weights.safetensors", "model.gin", "README.md"} == {path.name for path in out.iterdir()}
     result = succeed("convert", "weights", "--target=csrhddlam", f"--input={out}", f"--output={tmp_path / 'a.pth'}")
     assert "tensors for csrhddlam" in result.out
     bad = tmp_path / "bad.pth"

@@ -1,6 +1,5 @@
 """Converted checkpoints of google-research/deeplab2 give the features and head outputs that its code computes."""
 
-import json
 import os
 
 import numpy as np
@@ -8,11 +7,9 @@ import pytest
 import tensorflow as tf
 
 from axial.errors import InputError
-from axial.layers.batch_norm import BatchNormConfig
-from axial.models.registry import build_model
 from axial.weights import convert
 from axial.weights.checkpoint import read_checkpoint
-from axial.weights.restore import find_checkpoint, restore_model
+from axial.weights.restore import load_weights
 from tests.conftest import GOLDEN, ROOT, relative_error
 from tests.weights.test_checkpoint import write_checkpoint
 
@@ -25,14 +22,11 @@ pytestmark = pytest.mark.skipif(CHECKPOINTS is None, reason=f"no checkpoints of 
 
 @pytest.fixture(scope="module", params=NAMES)
 def converted(request, tmp_path_factory):
-    """Converts each checkpoint. Returns (restored model, dict of golden arrays, dict of the card)."""
+    """Converts each checkpoint. Returns (restored model, dict of golden arrays, card)."""
     folder = tmp_path_factory.mktemp("weights") / "converted"
     convert.convert("deeplab2", str(CHECKPOINTS / f"{request.param}.tar.gz"), str(folder))
-    card = json.loads((folder / "model.json").read_text())
-    assert card["model"] == NAMES[request.param]
-    model = build_model(card["model"], card["num_classes"], BatchNormConfig(**card["norm"]), **card["arguments"])
-    model(tf.zeros([1, 97, 129, 3]))
-    restore_model(model, find_checkpoint(str(folder)))
+    model, card = load_weights(folder)
+    assert card.model == NAMES[request.param]
     with np.load(CHECKPOINTS / f"{request.param}.npz") as file:
         return model, {name: file[name] for name in file.files}, card
 
@@ -56,7 +50,7 @@ def test_the_whole_model_computes_the_same(converted):
     SWideRNet has a larger tolerance, because a change of its input by 1e-7 changes 'res5' by 7e-4 of its largest value.
     """
     model, golden, card = converted
-    tolerance = TOLERANCE if card["model"] == "max_s_backbone" else 1e-3
+    tolerance = TOLERANCE if card.model == "max_s_backbone" else 1e-3
     images = tf.constant(golden["image"].astype(np.float32) / 127.5 - 1)
     for name, actual in model.backbone(images).items():
         assert relative_error(actual, golden[f"feature/{name}"]) < tolerance, name

@@ -89,7 +89,7 @@ def test_converted_weights(tmp_path):
     classifier = conversion.build()
     norm = BatchNormConfig(0.9, 1e-5, unbiased=True)
     config = ModelConfig("axial_deeplab_s", norm=norm)
-    with pytest.raises(InputError, match=r"model.json: these weights need .*'pixels': 'torchvision'") as caught:
+    with pytest.raises(InputError, match=r"safetensors: these weights need .*'pixels': 'torchvision'") as caught:
         initialize(None, converted, config)
     text = str(caught.value).partition("ModelConfig.arguments = ")[2].removesuffix('"')
     arguments = {**ast.literal_eval(text), "output_stride": 32, "decoder_width": 0.125}

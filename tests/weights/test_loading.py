@@ -1,6 +1,7 @@
 """`axial.load` gives the same outputs from every kind of path. Weights that do not fit raise a one-line error."""
 
 import json
+import shutil
 import struct
 import sys
 
@@ -13,10 +14,12 @@ import tensorflow as tf
 import axial
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
+from axial.io.write import file_digest, write_json
 from axial.models.registry import ModelConfig, build_model
-from axial.weights import convert, restore
+from axial.weights import convert, restore, source
 from axial.weights.interchange import make_card, read_safetensors, write_safetensors
 from axial.weights.names import weight_names
+from axial.weights.zoo import read_zoo
 from tests.conftest import GOLDEN, randomize
 
 SPEC = DatasetSpec("three", ("a", "b", "c"), (1, 2, 3), (True, False, False))
@@ -61,12 +64,15 @@ def test_safetensors_there_and_back(model, photos, saved):
 
 
 def test_weights_of_the_converter(photos, tmp_path):
-    """The converter's folder and its checkpoint prefix both load with the model arguments of the card."""
-    _, model = convert.convert("csrhddlam", FILE, str(tmp_path / "out"))
-    loaded = axial.load(str(tmp_path / "out"))
-    np.testing.assert_array_equal(loaded(photos)["logits"], model(photos)["logits"])
-    by_prefix = axial.load(str(tmp_path / "out" / "ckpt-1"))
-    np.testing.assert_array_equal(by_prefix(photos)["logits"], model(photos)["logits"])
+    """The converter's folder loads with the model arguments of its card.
+
+    So does a checkpoint beside a model.json, as axial 0.2 converted weights.
+    """
+    conversion, model = convert.convert("csrhddlam", FILE, str(tmp_path / "out"))
+    prefix = tf.train.Checkpoint(model=model).save(str(tmp_path / "old" / "ckpt"))
+    write_json(str(tmp_path / "old" / "model.json"), conversion.card)
+    for path in (tmp_path / "out", tmp_path / "old", prefix):
+        np.testing.assert_array_equal(axial.load(path)(photos)["logits"], model(photos)["logits"])
 
 
 def test_features(model, photos, saved):
@@ -91,13 +97,12 @@ def test_a_plain_checkpoint_takes_arguments_and_gives_its_averages(model, photos
     np.testing.assert_array_equal(loaded.trainable_variables[3], averages[3])
 
 
-def test_weights_that_stay_random_are_not_scored(tmp_path):
+def test_weights_that_stay_random_are_not_scored(saved, tmp_path):
     """`read_weights` refuses a card that lists unfilled weights, like a converted file with only a backbone."""
-    convert.convert("csrhddlam", FILE, str(tmp_path / "out"))
-    card = tmp_path / "out" / "model.json"
-    card.write_text(json.dumps({**json.loads(card.read_text()), "unfilled": ["logits/conv/kernel"]}))
+    path = tmp_path / "bad.safetensors"
+    path.write_bytes(with_card(saved.read_bytes(), lambda card: card.update(unfilled=["logits/conv/kernel"])))
     with pytest.raises(InputError, match="1 weights are random, as the source has none: logits/conv/kernel"):
-        restore.read_weights(str(tmp_path / "out"))
+        restore.read_weights(str(path))
 
 
 # === Hugging Face's hub ===
@@ -105,14 +110,59 @@ def test_weights_that_stay_random_are_not_scored(tmp_path):
 
 @pytest.fixture
 def hub(saved, hub_of):
-    """Makes a fake hub whose only repository, me/nano, has one safetensors file."""
+    """The hub's repository has one safetensors file."""
     hub_of(saved.parent)
 
 
-@pytest.mark.parametrize("path", ["hf://me/nano", "hf://me/nano/nano.safetensors"])
+@pytest.mark.parametrize("path", ["hf://me/nano@first", "hf://me/nano/nano.safetensors"])
 def test_from_the_hub(hub, model, photos, path):
     loaded = axial.load(path)
     np.testing.assert_array_equal(loaded(photos)["logits"], model(photos)["logits"])
+
+
+@pytest.fixture
+def row(saved, monkeypatch):
+    """A function that changes the zoo's row resnet_50.in1k. Before, its weights are `saved`, on the hub."""
+
+    def change(**fields):
+        rows[1] = msgspec.structs.replace(rows[1], **fields)
+
+    rows = read_zoo()
+    change(hub="me/nano@first", sha256=file_digest(str(saved))[1])
+    monkeypatch.setattr(source, "read_zoo", lambda: rows)
+    return change
+
+
+BY_HAND = (
+    "by hand: curl -LO https://storage.googleapis.com/.*.h5 && axial-convert weights --source=keras_applications "
+    "--input=resnet50_.*.h5 --output=resnet_50.in1k --model=resnet_50$"
+)
+
+
+def test_a_name_of_the_zoo(hub, row, model, photos, saved, tmp_path, monkeypatch):
+    """`axial.load` and INIT download and compare the hash. A local folder with the name is taken instead."""
+    np.testing.assert_array_equal(axial.load("resnet_50.in1k")(photos)["logits"], model(photos)["logits"])
+    other = NANO.build(3, (33, 33))
+    restore.initialize(other, "resnet_50.in1k", NANO)
+    np.testing.assert_array_equal(other(photos)["logits"], model(photos)["logits"])
+    row(sha256="0" * 64)
+    refused(f"SHA-256 [0-9a-f]{{64}}, and the zoo expects {'0' * 64}; {BY_HAND}", None, "resnet_50.in1k")
+    shutil.copytree(saved.parent, tmp_path / "resnet_50.in1k")
+    monkeypatch.chdir(tmp_path)
+    assert source.resolve("resnet_50.in1k").path == "resnet_50.in1k"
+
+
+def test_a_name_of_the_zoo_without_its_weights(hub, row, monkeypatch):
+    """The one line has the commands that make the weights by hand. A wrong name suggests the nearest."""
+    row(hub="you/nano@first")
+    refused(f"you/nano@first: cannot be downloaded .404.*{BY_HAND}", None, "resnet_50.in1k")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    refused(f"needs pip install .*{BY_HAND}", None, "resnet_50.in1k")
+    row(hub="")
+    refused(f"^resnet_50.in1k: these weights are not on the hub; {BY_HAND}", None, "resnet_50.in1k")
+    refused("no model or file has this name .did you mean 'resnet_50.in1k'", None, "resnet_50.in1")
+    with pytest.raises(InputError, match="resnet_50.in1: no such checkpoint .did you mean 'resnet_50.in1k'"):
+        restore.find_weights("resnet_50.in1")
 
 
 def refused(words, name, path, **options):
