@@ -10,6 +10,7 @@ from urllib.parse import unquote
 import pytest
 
 from axial.errors import DISTRIBUTION
+from axial.recipes import configuration
 from tests.conftest import ROOT
 from tests.test_imports import COMMANDS
 
@@ -98,6 +99,24 @@ def test_a_page_is_short_and_its_commands_and_recipes_exist(path, flags):
         assert wrong(words, flags) is None, " ".join(words)
     for name in re.findall(r"[\w/]+\.gin\b", text):
         assert name.startswith("WEIGHTS/") or name == "config.gin" or (ROOT / "experiments" / name).exists(), name
+
+
+def recipes_of(text):
+    """The (gin files, bindings) of the commands on a page, without files that a reader makes, like WEIGHTS/model.gin."""
+    for words in commands_of(text):
+        given = [word.partition("=")[::2] for word in words]
+        files = [file for name, file in given if name == "--gin_file" and (ROOT / "experiments" / file).exists()]
+        if files:
+            yield tuple(files), tuple(binding for name, binding in given if name == "--gin_binding")
+
+
+def test_recipes_of_commands_load():
+    recipes = {
+        recipe for path in [*PAGES, *NOTEBOOKS, ROOT / "experiments/ZOO.md"] for recipe in recipes_of(path.read_text())
+    }
+    assert len(recipes) > 50
+    for files, bindings in recipes:
+        configuration.load(files, bindings)
 
 
 def test_scripts_of_commands_exist_and_have_their_flags():

@@ -219,7 +219,7 @@ def _weights(card):
 
 
 def _commands(card, form, task):
-    used = ["axial-predict --saved_model=FOLDER --output_dir=OUT PHOTO"]
+    used = ["axial-predict --model=FOLDER --output_dir=OUT PHOTO"]
     if form in ("safetensors", "weights"):
         python = "python -c \"import axial; model = axial.load('FOLDER')\""
         scored = "axial-evaluate --gin_file=RECIPE --model=FOLDER --data_dir=DATA"
