@@ -104,10 +104,10 @@ def _model(given):
 
 def _restored(what, data_dir=None, splits=()):
     """(`Task`, folded model) of a run whose attention is shown; see `configuration.restore_run`."""
+    app.import_tensorflow()
     from axial.recipes import configuration
     from axial.serving.export import folded_model
 
-    app.silence_xla()
     with working(f"building the network of {what} and reading its weights"):
         task, model = configuration.restore_run(what, data_dir=data_dir, splits=splits)
         if task.evaluator.takes != "photo":

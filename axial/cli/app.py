@@ -106,8 +106,8 @@ class _Command:
         kind, function = self.verbs[name]
         given = kind.parsed(name, arguments)
         if isinstance(function, str):
+            import_tensorflow()
             function = pkgutil.resolve_name(function)
-            silence_xla()
         return function(given)
 
     def _find_verb(self, arguments):
@@ -239,6 +239,24 @@ def _is_tensorflow_error(error):
     faults = errors.InvalidArgumentError, errors.InternalError, errors.UnimplementedError, errors.UnknownError
     away = "File system scheme" in str(error)  # a path like http://...
     return isinstance(error, errors.OpError) and (away or not isinstance(error, faults))
+
+
+def import_tensorflow():
+    """Imports TensorFlow and tf_keras for a command, and hides XLA's log messages.
+
+    This leaves out packages that TensorFlow imports only where they are installed, and that take a third of the time:
+    Keras 3 with scikit-learn, jax and pandas. `tf.keras` then is tf_keras. jax and pandas can still be imported later.
+    """
+    os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
+    left_out = {"jax", "pandas"} - sys.modules.keys()
+    sys.modules.update(dict.fromkeys(left_out))  # None makes an import fail
+    try:
+        import tensorflow  # noqa: F401
+        import tf_keras  # noqa: F401
+    finally:
+        for name in left_out:
+            del sys.modules[name]
+    silence_xla()
 
 
 def silence_xla():

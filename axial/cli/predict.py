@@ -92,7 +92,7 @@ def _main(given):
         if given.table and os.path.realpath(given.table) in map(os.path.realpath, names):
             raise InputError(f"--table={given.table}: is one of the photos")
     source = flags.check_model(given.model)
-    app.silence_xla()
+    app.import_tensorflow()
     predictor = _predictor(source, given)
     if predictor.evaluator.takes != ("text" if given.text else "photo"):
         expected = "photos" if given.text else "--text"

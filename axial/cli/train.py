@@ -49,6 +49,7 @@ def _main(given):
     if not recipe.value(f"{recipe.task()}.data_dir"):
         given.need("data_dir")
 
+    app.import_tensorflow()
     from axial.data.objects import objects_of, read_objects
     from axial.recipes import configuration
     from axial.training.strategy import is_chief, make_strategy
@@ -57,7 +58,6 @@ def _main(given):
     from axial.weights.restore import find_checkpoint, latest_checkpoint
     from axial.weights.source import RUN_CARD
 
-    app.silence_xla()
     configuration.bind(recipe)
     strategy = make_strategy(given.strategy, given.tpu, configuration.query("TrainingConfig.partitions", 1))
     if given.profiler_port:

@@ -4,7 +4,6 @@ import itertools
 import os
 
 import tensorflow as tf
-from matplotlib.figure import Figure
 from PIL import Image
 
 from axial.errors import InputError
@@ -125,6 +124,8 @@ def save_picture_table(path, blocks, names):
         names: titles of a photo's pictures.
     """
     rows = [-(-len(photos) // 2) for _, photos, _ in blocks]
+    from matplotlib.figure import Figure
+
     figure = Figure([4.2 * len(names), sum(1.9 * n + 1.2 for n in rows)], layout="constrained", facecolor="white")
     panels = figure.subfigures(len(blocks), 1, squeeze=False, height_ratios=rows)[:, 0]
     for panel, (name, photos, footer), number in zip(panels, blocks, rows):

@@ -2,7 +2,6 @@
 
 import numpy as np
 from matplotlib.colors import hsv_to_rgb, rgb_to_hsv
-from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 from scipy.ndimage import distance_transform_cdt, find_objects
 
@@ -92,6 +91,8 @@ def save_stress(path, curves):
         curves: dict from the name of a model to the rows of `stress_test`, after `add_changes`. With two models,
             only the second model's relative changes are plotted.
     """
+    from matplotlib.figure import Figure  # takes as long as all other imports of a prediction but TensorFlow
+
     figure = Figure([12, 5], layout="constrained", facecolor="white")
     grid, lines = figure.subplots(1, 2), ({}, {})
     *base, last = curves
