@@ -102,7 +102,7 @@ def test_a_page_is_short_and_its_commands_and_recipes_exist(path, flags):
 
 
 def recipes_of(text):
-    """The (gin files, bindings) of the commands on a page, without files that a reader makes, like WEIGHTS/model.gin."""
+    """The (gin files, bindings) of a page's commands. It omits files that a reader makes, like WEIGHTS/model.gin."""
     for words in commands_of(text):
         given = [word.partition("=")[::2] for word in words]
         files = [file for name, file in given if name == "--gin_file" and (ROOT / "experiments" / file).exists()]

@@ -245,7 +245,8 @@ def import_tensorflow():
     """Imports TensorFlow and tf_keras for a command, and hides XLA's log messages.
 
     This leaves out packages that TensorFlow imports only where they are installed, and that take a third of the time:
-    Keras 3 with scikit-learn, jax and pandas. `tf.keras` then is tf_keras. jax and pandas can still be imported later.
+    Keras 3 with scikit-learn, jax and pandas. TensorFlow's own Keras then is tf_keras. jax and pandas can still be
+    imported later.
     """
     os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
     left_out = {"jax", "pandas"} - sys.modules.keys()
