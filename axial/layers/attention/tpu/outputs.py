@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from axial.layers.attention.tpu.programs import Operands, float_shape, run_programs
-from axial.layers.attention.tpu.shear import LANES, dot, dot_turned, mirror_matrix, mirror_rows, turn_over, up
+from axial.layers.attention.tpu.shear import LANES, dot, dot_turned, mirror_matrix, turn_over, up
 from axial.layers.attention.tpu.tiling import (
     ROWS,
     Gradient,
@@ -150,7 +150,7 @@ class _WindowGradient:
         """
         tables, lanes = (self.refs.query, self.refs.key), slice(start, stop)
         logits = Logits(self.tiling, self.pixels, tables, window=self.window, lanes=lanes)
-        q = mirror_rows(logits.q.astype(jnp.float32))
+        q = self.tiling.shear.mirror(logits.q.astype(jnp.float32))
         return logits, turn_over(q), turn_over(logits.k), ([], [], [])
 
     def _values_of(self, start, stop):
@@ -166,7 +166,7 @@ class _WindowGradient:
 
         d1, d2 = turn_over(gradient_of(0)), gradient_of(1)
         v = self.pixels.v[window_rows(self.window, 2 * self.tiling.halo), start:stop]
-        return v, d1, cast(d2), turn_over(mirror_rows(d2)), refs.value[start:stop], []
+        return v, d1, cast(d2), turn_over(self.tiling.shear.mirror(d2)), refs.value[start:stop], []
 
     def run(self, head):
         """Generator that adds the gradients of a head."""
@@ -191,7 +191,7 @@ class _WindowGradient:
         w, d_query_term = dot_turned(mirror, cast(w)), dot_turned(mirror, cast(d_map))
         yield
         w, d_query_term = cast(shear.rotate_back(w)), cast(shear.rotate_back(d_query_term))
-        d_key_term = cast(shear.unfold(mirror_rows(shear.rotate_back(mirror_rows(d_map))), rotated=True))
+        d_key_term = cast(shear.unfold(shear.unrotate(d_map), rotated=True))
         yield
         refs.value_total[...] += dot(cast(d2_mirrored[value_rows]), w)
         refs.query_total[head_rows] += dot(cast(q[rows]), d_query_term)

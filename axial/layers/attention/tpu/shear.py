@@ -64,13 +64,6 @@ def turn_over(x):
     return jnp.transpose(pad_rows(x.astype(jnp.float32), up(x.shape[0], LANES)))
 
 
-def mirror_rows(x):
-    """float32 x [R, C] with its rows in mirrored order, or in the usual order if they were mirrored."""
-    order = ROWS - 1 - iota((ROWS, x.shape[1]), 0)
-    parts = [x[start : start + ROWS] for start in range(0, x.shape[0], ROWS)]
-    return join([jnp.take_along_axis(part, order, 0, mode="promise_in_bounds") for part in parts])
-
-
 def mirror_matrix(dtype):
     """The matrix whose product with 128 rows puts them in mirrored order."""
     return jnp.asarray(np.eye(LANES)[np.arange(LANES) ^ (ROWS - 1)], dtype)
@@ -82,7 +75,8 @@ class Shear:
 
     Attributes:
         halo: number of keys before a window, and after it: 16, 32 or 64.
-        strided: whether the TPU rotates each row by a different distance in one operation. A v5e does, a v4 does not.
+        strided: whether the TPU rotates each row by a different distance in one operation and gathers rows. A v5e can,
+            a v4 cannot.
     """
 
     halo: int
@@ -110,12 +104,27 @@ class Shear:
             return join([pltpu.roll(y, by, 1, stride=1, stride_axis=0) for y, by in parts])
         return join([self._rotate_by_bits(y, by) for y, by in parts])
 
-    def _rotate_by_bits(self, x, by):
-        """A register x [8, 128] with row i rotated to the right by i + `by` lanes."""
-        x, row = pltpu.roll(x, by, 1), iota((ROWS, LANES), 0)
+    def unrotate(self, x):
+        """float32 x [128, 128], in the usual order, with row i rotated to the left by i lanes."""
+        if self.strided:
+            return self.mirror(self.rotate_back(self.mirror(x)))
+        return join([self._rotate_by_bits(x[start : start + ROWS], start, -1) for start in range(0, LANES, ROWS)])
+
+    def _rotate_by_bits(self, x, by, sign=1):
+        """A register x [8, 128] with row i rotated to the right by i + `by` lanes; to the left if `sign` is -1."""
+        x, row = pltpu.roll(x, sign * by % LANES, 1), iota((ROWS, LANES), 0)
         for bit in (1, 2, 4):
-            x = jnp.where(row & bit != 0, pltpu.roll(x, bit, 1), x)
+            x = jnp.where(row & bit != 0, pltpu.roll(x, sign * bit % LANES, 1), x)
         return x
+
+    def mirror(self, x):
+        """float32 x [R, C] with its rows in mirrored order, or in the usual order if they were mirrored."""
+        row, parts = iota((ROWS, x.shape[1]), 0), [x[start : start + ROWS] for start in range(0, x.shape[0], ROWS)]
+        if self.strided:
+            return join([jnp.take_along_axis(y, ROWS - 1 - row, 0, mode="promise_in_bounds") for y in parts])
+        for bit in (1, 2, 4):  # a v4 cannot gather rows
+            parts = [jnp.where(row & bit != 0, pltpu.roll(y, bit, 0), pltpu.roll(y, ROWS - bit, 0)) for y in parts]
+        return join(parts)
 
     def _split(self, rotated):
         """Two masks, bool [halo, 128], of the first and the last `halo` slots.
