@@ -18,7 +18,7 @@ from tensorflow.compiler.xla.service import hlo_pb2
 
 from axial.analysis.parts import REST, part_of
 
-_INNER = re.compile(r"/(attention|resize|hardest_pixels)(?=/)")  # see `_part`
+_INNER = re.compile(r"/(attention|resize|hardest_pixels)(?=/)")  # see `part_of_op`
 KERNEL = "tpu_custom_call"  # the custom call target of Pallas kernels
 BITS = {"PRED": 8, "BF16": 16, "TOKEN": 0, "OPAQUE_TYPE": 0}
 IOTA = 92  # field number of an instruction's `IotaReplicaGroupListProto`, which TensorFlow's schema does not have yet
@@ -85,7 +85,20 @@ def _said(instruction, name):
 # === Cost of parts ===
 
 
-def costs(program, kernels=None):
+def part_of_op(name):
+    """Returns the part of an op; attention, resizing and the choice of the hardest pixels are separate parts."""
+    part = part_of(name)
+    inner = _INNER.search(name, name.find(part))
+    return f"{part} {inner[1]}" if inner and part != REST else part
+
+
+def layer_of_op(name):
+    """Returns the layer of an op: its part, with the block and the axis of attention if it has them."""
+    part, block, axis = part_of_op(name), re.search(r"/stage\d_(block\d+)/", name), re.search("/(height|width)/", name)
+    return " ".join([part, *(match[1] for match in (block, axis) if match and part != REST)])
+
+
+def costs(program, kernels=None, *, name_part=part_of_op, side=1):
     """Returns (`Cost` by opcode, `Cost` by part) of one run of a program, most expensive first.
 
     A loop's body counts once for each iteration. An op without a part inherits its operands' part, else its consumers'.
@@ -94,6 +107,8 @@ def costs(program, kernels=None):
         program: optimised `HloModuleProto`.
         kernels: dict from the name of each Pallas kernel's instruction to its cycles, which the compiler does not
             estimate.
+        name_part: function from an op's name to its part, like `part_of_op`.
+        side: see `products`.
     """
     bodies = {computation.id: computation.instructions for computation in program.computations}
     tables = [collections.defaultdict(lambda: np.zeros(3, np.int64)) for _ in range(2)]
@@ -102,10 +117,10 @@ def costs(program, kernels=None):
         """Adds the cost of `turns` runs of a computation. `inherited` is the part of the op that calls it."""
         body = bodies[computation]
         fused = {i.id: bodies[i.called_computation_ids[0]] if i.opcode == "fusion" else () for i in body}
-        parts, shapes = _parts(body, fused, inherited), _shapes(body)
+        parts, shapes = _parts(body, fused, inherited, name_part), _shapes(body)
         for i in body:
             part, called = parts[i.id], list(i.called_computation_ids)
-            cost = turns * np.array(_cost(i, shapes, fused[i.id], kernels or {}))
+            cost = turns * np.array(_cost(i, shapes, fused[i.id], kernels or {}, side))
             if cost.any():
                 for table, name in zip(tables, ("kernel" if i.custom_call_target == KERNEL else i.opcode, part)):
                     table[name] += cost
@@ -128,28 +143,22 @@ def _shapes(body):
     return {i.id: arrays(i.shape) for i in body}
 
 
-def _part(name):
-    """Returns the part of an op; attention, resizing and the choice of the hardest pixels are separate parts."""
-    part = part_of(name)
-    inner = _INNER.search(name, name.find(part))
-    return f"{part} {inner[1]}" if inner and part != REST else part
-
-
-def _parts(body, fused, inherited):
+def _parts(body, fused, inherited, name_part):
     """Returns a dict from the id of each instruction to its part.
 
     Args:
         body: instructions of a computation.
         fused: dict from the id of each instruction to the instructions inside its fusion, () for other ops.
         inherited: part of ops whose operands and consumers have no part.
+        name_part: see `costs`.
     """
     parts, readers = {}, collections.defaultdict(list)
     for i in body:
-        part = _part(i.metadata.op_name)
+        part = name_part(i.metadata.op_name)
         if part == REST:
             # Constants in a fusion do not count: XLA merges equal constants of several parts under one part's name.
             inner = [each for each in fused[i.id] if each.opcode not in FREE]
-            named = collections.Counter(_part(each.metadata.op_name) for each in inner)
+            named = collections.Counter(name_part(each.metadata.op_name) for each in inner)
             del named[REST]
             read = (parts[id] for id in i.operand_ids if parts.get(id, REST) != REST)
             part = named.most_common(1)[0][0] if named else next(read, REST)
@@ -162,21 +171,21 @@ def _parts(body, fused, inherited):
     return parts
 
 
-def _cost(instruction, shapes, inner, kernels):
+def _cost(instruction, shapes, inner, kernels, side):
     """Returns (cycles, bytes, multiply-adds) of an instruction, without the loops and computations that it calls.
 
     Args:
         instruction: instruction of the program.
         shapes: result of `_shapes` for the instruction's computation.
         inner: instructions inside a fusion; () for other ops.
-        kernels: see `costs`.
+        kernels, side: see `costs`.
     """
     opcode, estimate = instruction.opcode, _said(instruction, "estimated_cycles")
     still = opcode == "reshape" and not estimate  # a reshape that is a view of its operand
     if still or opcode in FREE or opcode.endswith("-done"):
         return estimate, 0, 0
     said = _said(instruction, "bytes_accessed") if instruction.custom_call_target == KERNEL else 0
-    count = sum(products(i, _shapes(inner)) for i in inner) if inner else products(instruction, shapes)
+    count = sum(products(i, _shapes(inner), side) for i in inner) if inner else products(instruction, shapes, side)
     return kernels.get(instruction.name, estimate), said or _moved(instruction, shapes, inner), count
 
 
@@ -226,22 +235,89 @@ def _pieces(inner, parameters):
     }
 
 
+# === The least traffic ===
+
+# Inputs of a program, and ops whose result is an operand's array, perhaps in another layout or memory.
+INPUTS = ("parameter", "constant")
+VIEWS = ("bitcast", "copy", "copy-start", "copy-done", "reshape", "optimization-barrier")
+
+
+def shared_bytes(program, name_part):
+    """Returns a dict from each part to the bytes that it must move, however well the compiler fuses it.
+
+    These are the arrays that it shares with other parts, or with the inputs and results of the program. A part reads
+    and writes each of these arrays once, without padding. Arrays in the core's own memory count as 0. A loop belongs to
+    one part.
+
+    Args:
+        program: see `costs`.
+        name_part: see `costs`. Forward and backward pass should be separate parts, because memory holds the arrays
+            between the two.
+    """
+    bodies = {computation.id: computation.instructions for computation in program.computations}
+    entry = next(each for each in program.computations if each.id == program.entry_computation_id)
+    body = entry.instructions
+    fused = {i.id: bodies[i.called_computation_ids[0]] if i.opcode == "fusion" else () for i in body}
+    parts, shapes = _parts(body, fused, REST, name_part), _shapes(body)
+    ids, sources, moved = {i.id: i for i in body}, {}, {}
+
+    def move(id, array, most=math.inf):
+        """Counts an array for the part of an instruction that reads or writes it, unless it is an input."""
+        if ids[id].opcode not in INPUTS:
+            shape = shapes[array[0]][array[1]]
+            size = 0 if shape.layout.memory_space else min(real_bytes(shape), most)
+            moved[parts[id], array] = max(moved.get((parts[id], array), 0), size)
+
+    for i in body:
+        known = [sources[id] for id in i.operand_ids]
+        if i.opcode == "get-tuple-element":
+            sources[i.id] = known[0][i.tuple_index : i.tuple_index + 1]
+        elif i.opcode == "tuple":
+            sources[i.id] = [array for each in known for array in each]
+        elif i.opcode in VIEWS:
+            sources[i.id] = known[0][:1] * len(shapes[i.id])
+        else:
+            sources[i.id] = [(i.id, index) for index in range(len(shapes[i.id]))]
+            pieces = _pieces(fused[i.id], {p.id: p.parameter_number for p in fused[i.id] if p.opcode == "parameter"})
+            for number, array in ((number, array) for number, each in enumerate(known) for array in each):
+                maker = array[0]
+                if ids[maker].opcode in INPUTS or parts[maker] != parts[i.id]:
+                    move(maker, array)
+                    move(i.id, array, pieces.get(number, math.inf))
+    for array in sources[entry.root_id]:
+        move(array[0], array)
+    totals = collections.Counter()
+    for (part, _), size in moved.items():
+        totals[part] += size
+    return dict(totals)
+
+
 # === Products ===
 
 
-def products(instruction, shapes):
-    """Returns the multiply-adds of a convolution or matrix product, as in XLA's HloCostAnalysis; 0 for other ops."""
+def products(instruction, shapes, side=1):
+    """Returns the multiply-adds of a convolution or matrix product, as in XLA's HloCostAnalysis; 0 for other ops.
+
+    Args:
+        instruction, shapes: see `_cost`.
+        side: side of the matrix unit's tile of weights. A tile has the summed axis on one side, and on the other side
+            the axis of the operand that needs less padding. The padding of axes to whole tiles counts too, except in
+            grouped convolutions, which the matrix unit may not compute.
+    """
     if instruction.opcode not in ("convolution", "dot"):
         return 0
     left, right = (shapes[id][0].dimensions for id in instruction.operand_ids)
     output = arrays(instruction.shape)[0].dimensions
     if instruction.opcode == "dot":
-        axes = instruction.dot_dimension_numbers.lhs_contracting_dimensions
-        return math.prod(output) * math.prod(left[axis] for axis in axes)
+        axes = instruction.dot_dimension_numbers
+        summed = math.prod(left[axis] for axis in axes.lhs_contracting_dimensions)
+        shared = math.prod(left[axis] for axis in axes.lhs_batch_dimensions)
+        sides = [math.prod(x) // summed // shared for x in (left, right)]
+        return int(math.prod(output) * summed * _padding(summed, sides, side))
     axes = instruction.convolution_dimension_numbers
-    count = left[axes.input_feature_dimension] // max(instruction.feature_group_count, 1)
-    count *= right[axes.kernel_output_feature_dimension]
-    count *= left[axes.input_batch_dimension] // max(instruction.batch_group_count, 1)
+    features = left[axes.input_feature_dimension] // max(instruction.feature_group_count, 1)
+    images = left[axes.input_batch_dimension] // max(instruction.batch_group_count, 1)
+    count = features * images * right[axes.kernel_output_feature_dimension]
     for index, window in enumerate(instruction.window.dimensions):
         count *= _valid(
             left[axes.input_spatial_dimensions[index]],
@@ -252,7 +328,20 @@ def products(instruction, shapes):
             image_dilation=window.base_dilation,
             kernel_dilation=window.window_dilation,
         )
-    return count
+    if max(instruction.feature_group_count, instruction.batch_group_count) > 1:
+        return count
+    outputs = output[axes.output_feature_dimension]
+    summed = features * math.prod(window.size for window in instruction.window.dimensions)
+    return int(count * _padding(summed, [outputs, math.prod(output) // outputs], side))
+
+
+def _padding(summed, sides, side):
+    """Returns (multiply-adds with padding) / (multiply-adds). `summed` and `sides` are the sizes of the axes."""
+
+    def fill(size):
+        return -(-size // side) * side / size
+
+    return fill(summed) * min(map(fill, sides))
 
 
 @functools.cache

@@ -24,6 +24,7 @@ from tensorflow.python.compiler.xla.experimental import xla_sharding
 from tensorflow.python.distribute import distribute_lib, one_device_strategy
 
 import hlo
+import schedules
 from axial.errors import InputError, pip_install
 from axial.layers import device
 from axial.training.processes import end_with
@@ -137,6 +138,8 @@ class Compiled:
         padding: fraction of the results' bytes that is padding to whole memory tiles; see `hlo.padding_share`.
         all_reduced, all_reduces: total bytes and number of all-reduces across replicas.
         custom_calls: targets of TensorFlow's custom calls that the compiler kept, except Pallas kernels.
+        program: the optimised program, a serialised `HloModuleProto`.
+        kernels: dict from the name of each instruction that calls a Pallas kernel to its `schedules.count`.
     """
 
     fits: bool
@@ -149,6 +152,8 @@ class Compiled:
     all_reduced: int = 0
     all_reduces: int = 0
     custom_calls: tuple = ()
+    program: bytes = b""
+    kernels: dict = dataclasses.field(default_factory=dict)
 
 
 def compile_for(lowered, slice_name, level="O1", *, partitions=1):
@@ -171,8 +176,8 @@ def compile_for(lowered, slice_name, level="O1", *, partitions=1):
     if program is None or (limit and used > limit):
         return Compiled(False, used, limit)
     left = custom_calls(program) & custom_calls(lowered) - {KERNEL}  # the compiler adds custom calls of its own
-    program = hlo.parse(program)
-    by_op, by_part = hlo.costs(program, kernels)
+    serialised, program = program, hlo.parse(program)
+    by_op, by_part = hlo.costs(program, {name: counts["bundles"] for name, counts in kernels.items()})
     sums = hlo.all_reduces(program, partitions)
     return Compiled(
         fits=True,
@@ -185,6 +190,8 @@ def compile_for(lowered, slice_name, level="O1", *, partitions=1):
         all_reduced=sum(sums),
         all_reduces=len(sums),
         custom_calls=tuple(sorted(left)),
+        program=serialised,
+        kernels=kernels,
     )
 
 
@@ -237,7 +244,7 @@ def _compiled(lowered, slice_name, level, partitions):
     """Compiles a module in this process; see `compile_for`.
 
     Returns:
-        (bytes used, bytes available or None, program, result of `kernel_cycles`). The program is None if it does not
+        (bytes used, bytes available or None, program, result of `kernel_counts`). The program is None if it does not
         fit.
     """
     if KERNEL.encode() in lowered:
@@ -253,7 +260,7 @@ def _compiled(lowered, slice_name, level, partitions):
     used += memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
     program = executable.hlo_modules()[0].as_serialized_hlo_module_proto()
     kernels = [call for call in hlo.custom_calls(hlo.parse(program)) if call.custom_call_target == KERNEL]
-    return used, None, program, kernel_cycles(kernels, _schedules().name) if kernels else {}
+    return used, None, program, kernel_counts(kernels, _schedules().name) if kernels else {}
 
 
 def refused_sizes(text):
@@ -328,8 +335,8 @@ def compiler(lowered, slice_name, level="O1", partitions=1):
     )
 
 
-def kernel_cycles(calls, folder):
-    """Returns a dict from the name of each instruction that calls a Pallas kernel to the cycles of the call.
+def kernel_counts(calls, folder):
+    """Returns a dict from the name of each instruction that calls a Pallas kernel to its `schedules.count`.
 
     libtpu writes a single file for identical kernels.
 
@@ -338,46 +345,15 @@ def kernel_cycles(calls, folder):
         folder: path of the folder of libtpu's schedules.
     """
     bodies = {call.name: re.search(rb'"body":"([^"]*)"', call.backend_config)[1] for call in calls}
-    cycles = {}
+    counts = {}
     for name, body in bodies.items():
         for schedule in glob.glob(os.path.join(folder, f"*-{glob.escape(name)}-[0-9]*-{SCHEDULE}.txt")):
             with open(schedule) as file:
-                cycles[body] = bundles_run(file.read())
+                counts[body] = schedules.count(file.read())
     for call in calls:
-        if bodies[call.name] not in cycles:
+        if bodies[call.name] not in counts:
             raise InputError(f"this libtpu wrote no schedule, so no cycles, of the kernel {call.metadata.op_name}")
-    return {name: cycles[body] for name, body in bodies.items()}
-
-
-def bundles_run(schedule):
-    """Returns the number of instruction bundles that a kernel runs. A loop counts once per iteration.
-
-    All code under a condition counts. The grid is a loop too. A loop begins at a bundle with 'LB', which names the
-    regions that start there, and ends with a branch to one of these regions. The branch compares a counter with the
-    number of iterations. A loop whose number of iterations the chip computes counts once: the compiler adds such loops
-    to copy the rest of a block.
-
-    Args:
-        schedule: text of a file with the kernel's bundles, as libtpu writes it.
-
-    Raises:
-        InputError: a backward branch does not depend on such a comparison.
-    """
-    bundles = re.findall(r"^ *(?:0x)?[0-9a-f]+ +((?:[A-Z]{2} *)*): *>* *(\{.*)", schedule, re.MULTILINE)
-    test = re.compile(r"(%p\w+) = scmp\.ge\.s32\.totalorder (?:\([^)]*\), )?%\w+, (\d+|%\w+)")
-    starts, tests, turns = {}, {}, [1] * len(bundles)
-    for i, (marks, bundle) in enumerate(bundles):
-        if "LB" in marks:
-            starts |= dict.fromkeys(re.findall(r"Start region (\d+)", bundle), i)
-        tests |= {name: int(limit) if limit.isdigit() else 1 for name, limit in test.findall(bundle)}
-        for name, region in re.findall(r"sbr\.rel \(!(%p\w+)\) target = \$region(\d+)", bundle):
-            if region not in starts:
-                continue  # a forward branch
-            if name not in tests:
-                raise InputError(f"a kernel's schedule has a loop whose turns are not named: {name}")
-            for j in range(starts[region], i + 1):
-                turns[j] *= tests[name]
-    return sum(turns)
+    return {name: counts[body] for name, body in bodies.items()}
 
 
 def largest_batch(fits, most=4096):

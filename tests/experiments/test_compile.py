@@ -6,6 +6,7 @@ import signal
 import pytest
 from jaxlib import _hlo
 
+import schedules
 import tpu_compile
 from axial.errors import InputError
 
@@ -52,12 +53,24 @@ LB: loop body
 
 
 def test_bundles_of_a_loop_run_at_each_turn():
-    assert tpu_compile.bundles_run(BUNDLES) == 2 + 6 * (5 + 2 * 4 + 3 * (2 + 2 * 5))
+    assert schedules.count(BUNDLES)["bundles"] == 2 + 6 * (5 + 2 * 4 + 3 * (2 + 2 * 5))
     # If the chip computes the first loop's number of iterations, the loop counts once.
-    assert tpu_compile.bundles_run(BUNDLES.replace("%s3_s1, 4", "%s3_s1, %s9_s2")) == 2 + 6 * (5 + 2 + 3 * (2 + 2 * 5))
-    assert tpu_compile.bundles_run("     0   :  { %s1_s0 = smov 0 }\n   0x1   :  {}\n") == 2
+    computed = schedules.count(BUNDLES.replace("%s3_s1, 4", "%s3_s1, %s9_s2"))
+    assert computed["bundles"] == 2 + 6 * (5 + 2 + 3 * (2 + 2 * 5))
+    assert schedules.count("     0   :  { %s1_s0 = smov 0 }\n   0x1   :  {}\n")["bundles"] == 2
     with pytest.raises(InputError, match="a loop whose turns are not named: %p4_p0"):
-        tpu_compile.bundles_run(BUNDLES.replace("%p4_p0 = scmp.ge", "%p4_p0 = scmp.eq"))
+        schedules.count(BUNDLES.replace("%p4_p0 = scmp.ge", "%p4_p0 = scmp.eq"))
+
+
+def test_the_busiest_unit_is_a_kernels_bound():
+    """A loop of 4 iterations has 2 products, a rotation, a spill, and operations on a mask and a vector."""
+    more = "  ;;  %v1 = vpop.permute.xlu1  ;;  %5 = vrot.lane.b32.xlu0 %v2, 3  ;;  %vm1 = vmand %vm2, %vm3  ;;  "
+    more += "%6 = vmatmul.bf16.gmra.mxu0 %v3  ;;  %7 = vmatmul.bf16.gmra.mxu1 %v3  ;;  %v4 = vmul.f32 %v1, %v1  ;;  "
+    text = BUNDLES.replace("%s4_s0 = smov 0", f"{more}vst [vmem:[#allocation7_spill] sm:$0xff] /*vst_source=*/%v1")
+    kinds = {"matrix": 8, "shuffle": 4, "results": 4, "store": 4, "vector": 4, "spills": 4}
+    assert schedules.count(text) == {"bundles": 296, **{kind: 6 * number for kind, number in kinds.items()}}
+    busy = schedules.busy(schedules.count(text), "v5e")
+    assert list(busy.items())[:2] == [("matrix", 6 * 8 * 4), ("shuffle", 6 * 4 * 8 / 3)]
 
 
 @pytest.mark.parametrize("largest", [0, 1, 2, 13, 4096])

@@ -75,9 +75,9 @@ def parse(text):
 
 
 def test_parts_of_parts():
-    assert hlo._part("semantic_loss/hardest_pixels/mul") == "semantic_loss hardest_pixels"
-    assert hlo._part("m/instance_decoder/resize/einsum") == "instance_decoder resize"
-    assert hlo._part("m/stage2_block1/attention/width/MatMul") == "stage2 attention"
+    assert hlo.part_of_op("semantic_loss/hardest_pixels/mul") == "semantic_loss hardest_pixels"
+    assert hlo.part_of_op("m/instance_decoder/resize/einsum") == "instance_decoder resize"
+    assert hlo.part_of_op("m/stage2_block1/attention/width/MatMul") == "stage2 attention"
 
 
 def test_costs_count_loops_and_name_parts():
@@ -93,6 +93,13 @@ def test_costs_count_loops_and_name_parts():
     assert by_part["center_loss"] == Cost(3, 2 * 128 * 4)  # it reads one row of the table, and writes one row
     assert by_part["optimizer"].cycles == 11
     assert list(by_part) == ["stage3 attention", "semantic_head", "optimizer", "center_loss"]
+    assert hlo.costs(parse(PROGRAM), side=128)[1]["stage3 attention"].products == 3 * 8 * 128 * 128
+
+
+def test_a_part_moves_what_it_shares_with_others():
+    shared = hlo.shared_bytes(parse(PROGRAM), hlo.layer_of_op)
+    assert shared["semantic_head"] == 2 * (9 * 9 * 16 + 3 * 3 * 16 * 32) and shared["center_loss"] == 2 * 128 * 4
+    assert hlo.layer_of_op("m/stage2_block1/attention/width/MatMul") == "stage2 attention block1 width"
 
 
 def test_a_kernels_cycles_come_from_its_schedule():

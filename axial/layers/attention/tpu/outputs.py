@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from axial.layers.attention.tpu.programs import Operands, float_shape, run_programs
-from axial.layers.attention.tpu.shear import LANES, dot, dot_turned, turn_over, up
+from axial.layers.attention.tpu.shear import LANES, dot, dot_turned, mirror_matrix, turn_over, up
 from axial.layers.attention.tpu.tiling import (
     ROWS,
     Gradient,
@@ -20,7 +20,6 @@ from axial.layers.attention.tpu.tiling import (
     Normalized,
     chunks,
     clear,
-    flip_matrix,
     only,
     run_windows,
     whole_registers,
@@ -49,12 +48,12 @@ class Logits(Group):
 def _forward(tiling, program, *refs):
     """The outputs, and the sums of their batch norms.
 
-    Input refs: x three times, affine, the tables of the query term, the key term and the values, flip. Output refs: the
-    content and the position output, and the sums [4, H*E] of content, content^2, position and position^2. The other
-    refs are scratch memory.
+    Input refs: x three times, affine, the tables of the query term, the key term and the values, mirror. Output refs:
+    the content and the position output, and the sums [4, H*E] of content, content^2, position and position^2. The
+    other refs are scratch memory.
     """
-    before, center, after, affine, *tables, value_table, flip, content, position, sums = refs[:11]
-    pixels, flip = Normalized(*refs[11:]), flip[...]
+    before, center, after, affine, *tables, value_table, mirror, content, position, sums = refs[:11]
+    pixels, mirror = Normalized(*refs[11:]), mirror[...]
     pl.when(program.begins)(lambda: clear(sums))
 
     def window_steps(window):
@@ -67,7 +66,7 @@ def _forward(tiling, program, *refs):
 
         @functools.cache
         def values_of(start, stop):
-            """v [C, M] of a group, and lists of its heads' content and (with L reversed) position outputs [E, L]."""
+            """v [C, M] of a group, and lists of its heads' content and (in mirrored order) position outputs [E, L]."""
             return turn_over(pixels.v[window_rows(window, 2 * tiling.halo), start:stop]), [], []
 
         def run(head):
@@ -77,15 +76,15 @@ def _forward(tiling, program, *refs):
             lanes, rows = tiling.group(head, tiling.value_depth)
             v, contents, positions = values_of(lanes.start, lanes.stop)
             contents.append(dot(tiling.cast(v[rows, : tiling.shear.keys]), tiling.cast(tiling.shear.unfold(w))))
-            reversed_ = dot_turned(flip, tiling.cast(w))
+            by_query = dot_turned(mirror, tiling.cast(w))
             yield
-            sheared = tiling.cast(tiling.shear.rotate(reversed_, 1))
+            sheared = tiling.cast(tiling.shear.rotate_back(by_query))
             yield
             positions.append(dot_turned(value_table[...], sheared))
             if tiling.ends_group(head, tiling.value_depth):
-                contents, positions = map(whole_registers, (contents, positions))
-                outputs = jnp.transpose(contents), dot_turned(flip, tiling.cast(positions))
                 lanes = slice(lanes.start, min(lanes.stop, content.shape[1]))
+                contents, positions = map(whole_registers, (contents, positions))
+                outputs = jnp.transpose(contents), dot_turned(mirror, tiling.cast(positions))
                 for i, (ref, y) in enumerate(zip((content, position), outputs)):
                     y = y[:, : lanes.stop - lanes.start]
                     ref[window_rows(window), lanes] = tiling.cast(y)
@@ -100,7 +99,7 @@ def _forward(tiling, program, *refs):
 
 _Refs = collections.namedtuple(
     "_Refs",
-    "before center after d_total content position affine factors query key value flip d_x d_affine d_query d_key "
+    "before center after d_total content position affine factors query key value mirror d_x d_affine d_query d_key "
     "d_value normal_content normal_q normal_k normal_v total query_total key_total value_total",
 )
 
@@ -109,8 +108,8 @@ def _backward(tiling, program, *refs):
     """The gradients of x, of its batch norm and of the tables.
 
     Input refs: x three times, the gradient of the sum of the normalised outputs, content, position, affine, factors,
-    the tables of the query term, the key term and the values [C, J], flip. Output refs: d_x, d_affine, the gradients of
-    the three tables ([E, J] for the values). The other refs are scratch memory.
+    the tables of the query term, the key term and the values [C, J], mirror. Output refs: d_x, d_affine, the gradients
+    of the three tables ([E, J] for the values). The other refs are scratch memory.
     """
     refs = _Refs(*refs)
     totals = refs.query_total, refs.key_total, refs.value_total
@@ -140,24 +139,22 @@ class _WindowGradient:
     def __init__(self, tiling, program, refs, pixels, gradient, window):
         self.tiling, self.refs, self.pixels, self.gradient, self.window = tiling, refs, pixels, gradient, window
         first = program.first + window * LANES
-        self.flip, self.inside = refs.flip[...], tiling.inside(first, LANES)
+        self.mirror, self.inside = refs.mirror[...], tiling.inside(first, LANES)
         self.mask = jnp.where(tiling.visible(first), 0.0, MASKED)
         self.logits_of, self.values_of = functools.cache(self._logits_of), functools.cache(self._values_of)
 
     def _logits_of(self, start, stop):
-        """The operands of a group: `Logits`, k [C, M], q and k with pixels in reverse order [C, .], and four lists.
+        """The operands of a group: `Logits`, q [C, L] in mirrored order, k [C, M], and three lists.
 
-        The lists collect the heads' gradients of the content queries, q, k of the content term, and k of the key term.
-        The gradients of q and of k of the key term have their pixels in reverse order.
+        The lists collect the heads' gradients of the content queries, of q (in mirrored order) and of k.
         """
         tables, lanes = (self.refs.query, self.refs.key), slice(start, stop)
         logits = Logits(self.tiling, self.pixels, tables, window=self.window, lanes=lanes)
-        q_reversed = dot(self.tiling.cast(turn_over(logits.q)), self.flip)
-        k_reversed = turn_over(self.tiling.shear.reverse_keys(logits.k, self.flip))
-        return logits, turn_over(logits.k), q_reversed, k_reversed, ([], [], [], [])
+        q = self.tiling.shear.mirror(logits.q.astype(jnp.float32))
+        return logits, turn_over(q), turn_over(logits.k), ([], [], [])
 
     def _values_of(self, start, stop):
-        """A group's v, d_content [C, L], d_position, d_position with L reversed [C, L], table, and a list of d_v."""
+        """A group's v, d_content [C, L], d_position [L, C], mirrored d_position [C, L], table, and a list of d_v."""
         refs, cast = self.refs, self.tiling.cast
         rows, lanes = window_rows(self.window), slice(start, min(stop, refs.d_total.shape[1]))
         d, *ys = (ref[rows, lanes].astype(jnp.float32) for ref in (refs.d_total, refs.content, refs.position))
@@ -169,17 +166,17 @@ class _WindowGradient:
 
         d1, d2 = turn_over(gradient_of(0)), gradient_of(1)
         v = self.pixels.v[window_rows(self.window, 2 * self.tiling.halo), start:stop]
-        return v, d1, cast(d2), dot(cast(turn_over(d2)), self.flip), refs.value[start:stop], []
+        return v, d1, cast(d2), turn_over(self.tiling.shear.mirror(d2)), refs.value[start:stop], []
 
     def run(self, head):
         """Generator that adds the gradients of a head."""
-        tiling, refs, shear, cast, flip = self.tiling, self.refs, self.tiling.shear, self.tiling.cast, self.flip
+        tiling, refs, shear, cast, mirror = self.tiling, self.refs, self.tiling.shear, self.tiling.cast, self.mirror
         lanes, rows = tiling.group(head, tiling.depth)
         value_lanes, value_rows = tiling.group(head, tiling.value_depth)
         head_rows = slice(head * tiling.depth, (head + 1) * tiling.depth)
-        logits, k, q_reversed, k_reversed, d_heads = self.logits_of(lanes.start, lanes.stop)
+        logits, q, k, d_heads = self.logits_of(lanes.start, lanes.stop)
         w = yield from logits.weigh(rows, self.mask)
-        v, d1, d2, d2_reversed, table, d_vs = self.values_of(value_lanes.start, value_lanes.stop)
+        v, d1, d2, d2_mirrored, table, d_vs = self.values_of(value_lanes.start, value_lanes.stop)
         position_term = dot(only(d2, value_rows), table)
         d_w = dot(only(v, value_rows), cast(d1))
         yield
@@ -188,31 +185,25 @@ class _WindowGradient:
         yield
         by_key = cast(shear.unfold(d_map))
         d_vs.append(dot_turned(cast(d1[value_rows]), cast(shear.unfold(w))))
-        d_heads[0].append(dot(cast(k[rows, : shear.keys]), by_key))
-        d_heads[2].append(dot_turned(logits.content[rows], by_key))
-        w, d_query_term, d_key_term = dot_turned(flip, cast(w)), dot_turned(flip, cast(d_map)), dot(flip, cast(d_map))
+        k = cast(k[rows, : shear.keys])
+        d_heads[0].append(dot(k, by_key))
+        d_k = dot_turned(logits.content[rows], by_key)
+        w, d_query_term = dot_turned(mirror, cast(w)), dot_turned(mirror, cast(d_map))
         yield
-        w, d_query_term = cast(shear.rotate(w, 1)), cast(shear.rotate(d_query_term, 1))
-        d_key_term = cast(shear.unfold(shear.rotate(d_key_term, 1), reverse=True))
+        w, d_query_term = cast(shear.rotate_back(w)), cast(shear.rotate_back(d_query_term))
+        d_key_term = cast(shear.unfold(shear.unrotate(d_map), rotated=True))
         yield
-        refs.value_total[...] += dot(cast(d2_reversed[value_rows]), w)
-        refs.query_total[head_rows] += dot(cast(q_reversed[rows]), d_query_term)
-        refs.key_total[head_rows] += dot(cast(k_reversed[rows, : shear.keys]), d_key_term)
+        refs.value_total[...] += dot(cast(d2_mirrored[value_rows]), w)
+        refs.query_total[head_rows] += dot(cast(q[rows]), d_query_term)
+        refs.key_total[head_rows] += dot(k, d_key_term)
         d_heads[1].append(dot_turned(logits.tables[0][rows], d_query_term))
-        d_heads[3].append(dot_turned(logits.tables[1][rows], d_key_term))
+        d_heads[2].append(d_k + dot_turned(logits.tables[1][rows], d_key_term))
         if tiling.ends_group(head, tiling.depth):
-            self._add(lanes, d_heads)
+            d_content, d_q, d_k = map(whole_registers, d_heads)
+            for operand, d in enumerate((jnp.transpose(d_content), dot_turned(mirror, cast(d_q)), jnp.transpose(d_k))):
+                self.gradient.add(self.window, operand, lanes, d)
         if tiling.ends_group(head, tiling.value_depth):
             self.gradient.add(self.window, 3, value_lanes, jnp.transpose(whole_registers(d_vs)))
-
-    def _add(self, lanes, d_heads):
-        """Adds the gradients of q and k of a group after all its heads."""
-        shear, cast, flip = self.tiling.shear, self.tiling.cast, self.flip
-        d_content, d_q, d_k, d_k_reversed = map(whole_registers, d_heads)
-        self.gradient.add(self.window, 0, lanes, jnp.transpose(d_content))
-        self.gradient.add(self.window, 1, lanes, dot_turned(flip, cast(d_q)))
-        reversed_ = shear.reverse_keys(cast(jnp.transpose(d_k_reversed)), flip)
-        self.gradient.add(self.window, 2, lanes, jnp.transpose(d_k) + reversed_)
 
 
 def _gradient_sums(tiling, program, d, content, position, sums):
@@ -248,7 +239,7 @@ def outputs(tiling, interpret, x, affine, tables):
     output = jax.ShapeDtypeStruct((tiling.pixels, size), tiling.dtype)
     operands = Operands(
         around=[(x, x.shape[1])],
-        small=[affine, *map(tiling.cast, tables), flip_matrix(tiling)],
+        small=[affine, *map(tiling.cast, tables), mirror_matrix(tiling.dtype)],
         outputs=[output] * 2,
         sums=[float_shape(4, size)],
         scratch=Normalized.scratch(tiling),
@@ -271,9 +262,9 @@ def outputs_gradient(tiling, interpret, x, affine, d, tables):
     operands = Operands(
         around=[(x, x.shape[1])],
         blocks=d,
-        small=[affine, factors, query, key, value, flip_matrix(tiling)],
+        small=[affine, factors, query, key, value, mirror_matrix(tiling.dtype)],
         outputs=[x],
         sums=[float_shape(*shape) for shape in (affine.shape, *shapes)],
         scratch=Normalized.scratch(tiling) + Gradient.scratch(tiling, affine.shape[1], shapes),
     )
-    return run_programs(_backward, tiling, interpret, operands, delayed=True, flops=tiling.flops(17), exponentials=True)
+    return run_programs(_backward, tiling, interpret, operands, delayed=True, flops=tiling.flops(16), exponentials=True)

@@ -8,7 +8,8 @@ keys after the window. For the first queries, the last slots hold keys before it
 A relative term s = q_l . r_{m-l} starts as a product of all queries with the whole table, [queries, offsets]. The lane
 of an offset is the offset modulo 128. A TPU rotates row l to the right by l lanes in one operation (`Shear.rotate`),
 which turns lanes of offsets into lanes of slots. The inverse would rotate row l to the left, which the chip cannot do.
-So the inverse takes the rows in reverse order. Each row then rotates to the right by one lane more than the row before.
+So the inverse (`Shear.rotate_back`) takes rows in mirrored order: the eight rows of each register are in reverse order.
+Each row of a register then rotates to the right by one lane more than the row before.
 
 Letters of the shapes: S slots, L queries, M keys of a window and its halo, J lanes of offsets. S, L and J are 128.
 """
@@ -63,13 +64,19 @@ def turn_over(x):
     return jnp.transpose(pad_rows(x.astype(jnp.float32), up(x.shape[0], LANES)))
 
 
+def mirror_matrix(dtype):
+    """The matrix whose product with 128 rows puts them in mirrored order."""
+    return jnp.asarray(np.eye(LANES)[np.arange(LANES) ^ (ROWS - 1)], dtype)
+
+
 @dataclasses.dataclass(frozen=True)
 class Shear:
     """Conversions between the layouts of a window.
 
     Attributes:
         halo: number of keys before a window, and after it: 16, 32 or 64.
-        strided: whether the TPU rotates each row by a different distance in one operation. A v5e does, a v4 does not.
+        strided: whether the TPU rotates each row by a different distance in one operation and gathers rows. A v5e can,
+            a v4 cannot.
     """
 
     halo: int
@@ -80,23 +87,46 @@ class Shear:
         """Number of keys of a window, halo included."""
         return LANES + 2 * self.halo
 
-    def rotate(self, x, by=0):
-        """float32 x [128, 128] with row i rotated to the right by i + `by` lanes.
+    def rotate(self, x):
+        """float32 x [128, 128] with row i rotated to the right by i lanes.
 
         If the rows are queries, lanes of offsets key - query become lanes of slots. If the rows are slots, lanes of
-        offsets query - key become lanes of queries. On rows in reverse order, by = 1 gives the inverse.
+        offsets query - key become lanes of queries.
         """
         if self.strided:
-            return pltpu.roll(x, by, 1, stride=1, stride_axis=0)
-        row, rows = iota((ROWS, LANES), 0), []
-        for start in range(0, LANES, ROWS):
-            y = pltpu.roll(x[start : start + ROWS], (start + by) % LANES, 1)
-            for bit in (1, 2, 4):
-                y = jnp.where(row & bit != 0, pltpu.roll(y, bit, 1), y)
-            rows.append(y)
-        return join(rows)
+            return pltpu.roll(x, 0, 1, stride=1, stride_axis=0)
+        return join([self._rotate_by_bits(x[start : start + ROWS], start) for start in range(0, LANES, ROWS)])
 
-    def _split(self, *, rotated=False, reverse=False):
+    def rotate_back(self, x):
+        """float32 x [128, 128], in mirrored order, with row i of the usual order rotated to the left by i lanes."""
+        parts = [(x[start : start + ROWS], LANES - ROWS + 1 - start) for start in range(0, LANES, ROWS)]
+        if self.strided:
+            return join([pltpu.roll(y, by, 1, stride=1, stride_axis=0) for y, by in parts])
+        return join([self._rotate_by_bits(y, by) for y, by in parts])
+
+    def unrotate(self, x):
+        """float32 x [128, 128], in the usual order, with row i rotated to the left by i lanes."""
+        if self.strided:
+            return self.mirror(self.rotate_back(self.mirror(x)))
+        return join([self._rotate_by_bits(x[start : start + ROWS], start, -1) for start in range(0, LANES, ROWS)])
+
+    def _rotate_by_bits(self, x, by, sign=1):
+        """A register x [8, 128] with row i rotated to the right by i + `by` lanes; to the left if `sign` is -1."""
+        x, row = pltpu.roll(x, sign * by % LANES, 1), iota((ROWS, LANES), 0)
+        for bit in (1, 2, 4):
+            x = jnp.where(row & bit != 0, pltpu.roll(x, sign * bit % LANES, 1), x)
+        return x
+
+    def mirror(self, x):
+        """float32 x [R, C] with its rows in mirrored order, or in the usual order if they were mirrored."""
+        row, parts = iota((ROWS, x.shape[1]), 0), [x[start : start + ROWS] for start in range(0, x.shape[0], ROWS)]
+        if self.strided:
+            return join([jnp.take_along_axis(y, ROWS - 1 - row, 0, mode="promise_in_bounds") for y in parts])
+        for bit in (1, 2, 4):  # a v4 cannot gather rows
+            parts = [jnp.where(row & bit != 0, pltpu.roll(y, bit, 0), pltpu.roll(y, ROWS - bit, 0)) for y in parts]
+        return join(parts)
+
+    def _split(self, rotated):
         """Two masks, bool [halo, 128], of the first and the last `halo` slots.
 
         The first mask is True where a slot holds a key after the window, and the second where it holds a key before the
@@ -104,26 +134,23 @@ class Shear:
 
         Args:
             rotated: whether the lanes are offsets query - key. Otherwise they are queries.
-            reverse: whether the slots are in reverse order.
         """
-        row, lane = (iota((self.halo, LANES), axis) for axis in (0, 1))
-        first, last = row, row + LANES - self.halo
-        if reverse:
-            first, last = self.halo - 1 - row, LANES - 1 - row
+        first, lane = (iota((self.halo, LANES), axis) for axis in (0, 1))
+        last = first + LANES - self.halo
         first_lanes, last_lanes = ((lane + slot) & (LANES - 1) if rotated else lane for slot in (first, last))
         return first_lanes - first > LANES // 2, last_lanes - last <= -LANES // 2
 
     def fold(self, x, rotated=False):
         """[M, .] -> [S, .]. For the lanes see `_split`."""
-        after, before = self._split(rotated=rotated)
+        after, before = self._split(rotated)
         halo, end = self.halo, LANES + self.halo
         first = jnp.where(after, x[end:], x[halo : 2 * halo])
         last = jnp.where(before, x[:halo], x[LANES:end])
         return join([first, *self._between(x[halo:end]), last])
 
-    def unfold(self, x, reverse=False):
-        """[S, L] -> [M, L], zero for keys in no slot. With `reverse`, x has its rows reversed and its lanes rotated."""
-        first_mask, last_mask = self._split(rotated=reverse, reverse=reverse)[:: -1 if reverse else 1]
+    def unfold(self, x, rotated=False):
+        """[S, .] -> [M, .], zero for keys in no slot. For the lanes see `_split`."""
+        first_mask, last_mask = self._split(rotated)
         first, last, zero = x[: self.halo], x[LANES - self.halo :], jnp.zeros((), x.dtype)
         inner = jnp.where(first_mask, zero, first), *self._between(x), jnp.where(last_mask, zero, last)
         return join([jnp.where(last_mask, last, zero), *inner, jnp.where(first_mask, first, zero)])
@@ -131,8 +158,3 @@ class Shear:
     def _between(self, x):
         """list with the rows of the slots that hold only keys of the window; empty if there are none."""
         return [x[self.halo : LANES - self.halo]] if self.halo < LANES // 2 else []
-
-    def reverse_keys(self, x, flip):
-        """float32 x [M, .] with its rows in reverse order. The matrix `flip` reverses 128 rows."""
-        rest = self.keys - LANES
-        return join([dot(flip, x[rest:]), dot(flip[LANES - rest :, :rest], x[:rest])])

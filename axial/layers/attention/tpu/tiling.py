@@ -362,11 +362,6 @@ def add_to_row(ref, row, x):
     ref[row : row + 1] += jnp.sum(x, 0, keepdims=True)
 
 
-def flip_matrix(tiling):
-    """The matrix that reverses 128 rows."""
-    return jnp.eye(LANES, dtype=tiling.dtype)[::-1]
-
-
 def chunks(size):
     """Slices of `size` lanes, each so small that registers hold its products."""
     return [slice(i, min(i + 2 * LANES, size)) for i in range(0, size, 2 * LANES)]
