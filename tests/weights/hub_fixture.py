@@ -10,7 +10,6 @@ import threading
 import pytest
 
 COMMIT = "1" * 40
-REVISIONS = ("main", "first", COMMIT)
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
@@ -21,20 +20,15 @@ class Hub(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_):
         """Writes no line for a request."""
 
-    def do_HEAD(self):
-        self.do_GET()
-
     def do_GET(self):
-        verb, revision, name = "api", "main", ""
+        verb, name = "api", ""
         for start in ("/api/models/me/nano/revision/", "/api/models/me/nano/tree/", "/me/nano/resolve/"):
             if self.path.startswith(start):
                 verb = start.split("/")[-2]
-                revision, _, name = self.path.removeprefix(start).partition("?")[0].partition("/")
+                name = self.path.removeprefix(start).partition("?")[0].partition("/")[2]
         files = {p.relative_to(self.folder).as_posix(): p for p in self.folder.rglob("*") if p.is_file()}
         if "/me/nano" not in self.path:
             self.send(404, error="RepoNotFound")
-        elif revision not in REVISIONS:
-            self.send(404, error="RevisionNotFound")
         elif verb == "resolve":
             self.send(200, files[name].read_bytes())
         elif verb == "tree":
@@ -43,6 +37,8 @@ class Hub(http.server.BaseHTTPRequestHandler):
         else:
             listed = {"id": "me/nano", "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]}
             self.send(200, json.dumps(listed).encode())
+
+    do_HEAD = do_GET
 
     def send(self, status, body=b"", error=""):
         """Sends a response; only its headers if HEAD asks for it."""
