@@ -17,7 +17,8 @@ find ./*.md LICENSE docs experiments axial \( -name '*.md' -o -name LICENSE -o -
   -o -name '*.png' -o -name '*.jpg' -o -name '*.safetensors' \) -print0 |
   xargs -0 cp --parents --target-directory="$work/pages"
 # The pages link to some source files. A browser shows these as text.
-grep -rhoE '\]\((\.\./)*(axial|experiments)/[^)]+\.py\)' README.md docs | sed -E 's/.*\]\((\.\.\/)*(.*)\)/\2/' | sort -u |
+grep -rhoE '\]\((\.\./)*(axial|experiments)/[^)]+\.py\)' README.md docs |
+  sed -E 's/.*\]\((\.\.\/)*(.*)\)/\2/' | sort -u |
   xargs cp --parents --target-directory="$work/pages"
 cp -r scripts/docs/api "$work/pages"
 sed "s|ROOT|$PWD|" scripts/docs/mkdocs.yml >"$work/mkdocs.yml"
