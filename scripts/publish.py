@@ -62,8 +62,8 @@ def publish(given):
     show.say(f"{folder}: {convert.WEIGHTS} has the SHA-256 {digest}")
     if given.repository:
         hub = f"{given.repository}@{_upload(folder, given.repository)}"
-        changed = {**rows, row.name: msgspec.structs.replace(row, hub=hub, sha256=digest)}
-        cells = [msgspec.structs.astuple(changed.get(row.name, row)) for row in zoo.read_zoo()]
+        changed = msgspec.structs.replace(row, hub=hub, sha256=digest)
+        cells = [msgspec.structs.astuple(changed if each.name == row.name else each) for each in zoo.read_zoo()]
         table = show.csv_text([zoo.ZooRow.__struct_fields__, *cells])
         write_text(os.path.join(experiments_dir(), "zoo.csv"), table)
         show.say(f"uploaded to {hub}, which axial.load({row.name!r}) takes from now on")
