@@ -6,6 +6,7 @@
 %s --suite=scaling --figure=scaling.png
                         an attention layer for several image sizes and spans
 %s --suite=predict      axial-predict, and its network alone
+%s --suite=peers        attention layers and Axial-ResNet-L, and csrhddlam/axial-deeplab in PyTorch
 %s --suite=systems      the study's Transformer and Mask R-CNN, and the models of tf-models-official
 
 All forms (implementations) of a workload run in one process. Each round runs every form once, so that other load on the
@@ -63,7 +64,12 @@ WORKS = {
     "model_batch1": ("folded", "ours", "textbook", "resnet101"),
 }
 QUICK = ("layer_train", "layer_train_56", "model_batch1")
-MODULES = {"predict": "predict_speed", "study": "study_speed", "systems": "systems"}  # suites in other modules
+MODULES = {
+    "peers": "peers",
+    "predict": "predict_speed",
+    "study": "study_speed",
+    "systems": "systems",
+}  # suites in other modules
 SIZES = (257, 513, 1025, 2049)  # widths of the images of --suite=scaling
 SPANS = (None, 129, 65, 17)
 ROWS_OF_STRIP, CHANNELS = 32, 64
@@ -79,15 +85,20 @@ class TextbookResNet(AxialResNet):
         return TextbookPair(channels, 2 * channels, self.norm, block.strides, name="attention")
 
 
+def size_of(work):
+    """Returns the size of a workload's input: images, height, width and channels."""
+    if work.startswith("layer"):
+        return PAIRS[work.rsplit("_", 1)[1] if work[-1].isdigit() else "65"]
+    return (1 if work.endswith("batch1") else 8), 224, 224, 3
+
+
 def make_step(work, form):
     """Returns a function without arguments that runs one step of a workload in one form and waits for the result.
 
     In inference, the batch norms of ResNet-101 are folded.
     """
-    size = (1 if work.endswith("batch1") else 8, 224, 224, 3)
     is_layer, training = work.startswith("layer"), "train" in work
-    if is_layer:
-        size = PAIRS[work.rsplit("_", 1)[1] if work[-1].isdigit() else "65"]
+    size = size_of(work)
     images = tf.random.stateless_normal(size, [0, 0])
     norm = None if form == "folded" or (form == "resnet101" and not training) else NORM
     keras.mixed_precision.set_global_policy("mixed_bfloat16" if form == "bfloat16" else "float32")

@@ -41,7 +41,9 @@ from axial.layers.rematerialisation import RECOMPUTE
 
 TERMS = ("content", "query", "key")  # the logit terms, in the order of their scales
 KERNELS = "axial.layers.attention.tpu.layer"
-LARGEST_MAP = 2**27  # largest number of logits of one term that inference holds at a time: 0.5 GB in float32
+# Largest number of logits of one term that are held at a time, where the scales are known: 0.5 GB in float32. Inference
+# with the form 'cpu' holds 16 MB, which stay in the cache.
+LARGEST_MAP, LARGEST_CPU_MAP = 2**27, 2**22
 
 
 # === Options ===
@@ -247,18 +249,19 @@ FORMS = {"cpu": cpu.attend, "xla": xla.attend, "reference": attend}
 def attend_fast(q, k, v, tables, *, windows, options, scales, training=False):
     """Computes the result of `attend` with the implementation that `device.choose` returns.
 
-    Inference computes the lines chunk by chunk if the logits of all lines would exceed `LARGEST_MAP` and the number of
-    images is static.
+    If the scales are known and the number of images is static, a map of logits that would exceed the largest size is
+    computed in chunks of lines.
     """
+    form = choose(options.backend)
+    largest = LARGEST_CPU_MAP if form == "cpu" and not training else LARGEST_MAP
 
     def run(q, k, v, windows):
-        form = FORMS[choose(options.backend)]
-        return form(q, k, v, tables, windows=windows, options=options, scales=scales, training=training)
+        return FORMS[form](q, k, v, tables, windows=windows, options=options, scales=scales, training=training)
 
     if isinstance(scales, BatchScales) or q.shape[0] is None:
         return run(q, k, v, windows)
     lines = q.shape[0] * windows.lines
-    chunks = -(-lines * options.heads * windows.blocks * windows.queries * windows.keys // LARGEST_MAP)
+    chunks = -(-lines * options.heads * windows.blocks * windows.queries * windows.keys // largest)
     if chunks <= 1:
         return run(q, k, v, windows)
     size = -(-lines // chunks)
