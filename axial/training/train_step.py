@@ -1,4 +1,4 @@
-"""The train step of a task. orbit runs several steps as one loop on the device, without the host in between."""
+"""The train step of a task. On a TPU, orbit runs several steps as one loop, without the host in between."""
 
 import time
 import unittest.mock
@@ -27,18 +27,13 @@ class TrainStep(orbit.StandardTrainer):
     """
 
     def __init__(self, task, model, optimizer, config, strategy, *, service=None):
-        super().__init__(None, orbit.StandardTrainerOptions(use_tf_while_loop=True, use_tf_function=True))
+        super().__init__(None)
         self.task, self.model, self.optimizer = task, model, optimizer
         self.config, self.strategy, self.service = config, strategy, service
         self.waited = tf.Variable(0.0, False, dtype=tf.float64)  # seconds of waiting for batches
         with strategy.scope():
             names = (*task.loss_names, "gradient_norm")
             self.sums = {name: keras.metrics.Mean(name, dtype=tf.float32) for name in names}
-        # The step is a function that is not inlined. In a loop's graph, memory addresses would decide which of two
-        # max pooling gradients TensorFlow takes, and the two round differently. A TPU compiles the whole loop at once.
-        on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
-        alone = tf.function(self._step, autograph=False, experimental_attributes={"_noinline": True})
-        self._step_function = self._step if on_tpu else alone
 
     @property
     def train_dataset(self):
@@ -64,11 +59,25 @@ class TrainStep(orbit.StandardTrainer):
         seconds = total_over_workers(self.strategy, time.perf_counter() - started) / workers(self.strategy)
         return seconds, float(self.waited.numpy() - before)
 
+    def create_train_loop_fn(self):
+        """The function of (iterator, count) that runs `count` steps: on a TPU one function on the device.
+
+        Elsewhere each step is a call of its own. TensorFlow needs a third more time to optimise the graph of a loop. In
+        such a graph, memory addresses would also decide which of two max pooling gradients TensorFlow takes, and the
+        two round differently.
+        """
+        if isinstance(self.strategy, tf.distribute.TPUStrategy):
+            return super().create_train_loop_fn()
+        step = tf.function(self.train_step, autograph=False)
+
+        def run_steps(iterator, count):
+            for _ in range(count):
+                step(iterator)
+
+        return run_steps
+
     @tf.autograph.experimental.do_not_convert
     def train_step(self, iterator):
-        self._step_function(iterator)
-
-    def _step(self, iterator):
         started = tf.timestamp()
         batch = next(iterator)
         with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):

@@ -17,7 +17,7 @@ from axial.training.trainer import TrainingConfig
 from axial.weights.restore import find_checkpoint, restore_model
 from tests.conftest import make_task, two_replicas
 from tests.data.record_fixture import change_record, empty, spoil
-from tests.training.runs import begin, curve, run, small_task, weights
+from tests.training.runs import curve, run, small_task, weights
 
 
 def test_two_replicas_equal_one_at_twice_the_batch(colours_dir, tmp_path):
@@ -169,12 +169,3 @@ def test_a_request_that_is_given_up_is_no_lost_worker(colours_dir, tmp_path, mon
     said = pytest.raises(Preempted, match=r"another worker has stopped \(no answer\).* checkpoint in RUN")
     with said, trainer.name_lost_workers(model_dir="RUN"):
         raise tf.errors.UnavailableError(None, None, "aborted by: no answer")
-
-
-def test_a_step_is_a_function_of_its_own(colours_dir, tmp_path):
-    """Gradients of max pooling are in functions that are not inlined, so that all processes compute the same bits."""
-    _, loop = begin(colours_dir, tmp_path, steps=1)
-    steps = loop.create_train_loop_fn()
-    graph = steps.get_concrete_function(iter(loop.train_dataset), tf.constant(1)).graph.as_graph_def()
-    pools = [f for f in graph.library.function if any(node.op == "MaxPoolGrad" for node in f.node_def)]
-    assert pools and all(f.attr["_noinline"].b for f in pools), [f.signature.name for f in pools]
