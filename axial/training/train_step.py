@@ -71,8 +71,9 @@ class TrainStep(orbit.StandardTrainer):
         step = tf.function(self.train_step, autograph=False)
 
         def run_steps(iterator, count):
+            concrete = step.get_concrete_function(iterator)
             for _ in range(count):
-                step(iterator)
+                concrete(iterator)
 
         return run_steps
 
