@@ -51,33 +51,33 @@ def convolve(x, kernel, interpret=False):
         [N, h, w, C].
     """
     side, _, channels, _ = kernel.shape
+    rest = channels % LANES
+    if rest < channels and rest:  # the decoders join two maps here, and XLA then needs no joined map
+        parts = zip(*(tf.split(y, [channels - rest, rest], axis) for y, axis in ((x, 3), (kernel, 2))))
+        return tf.concat([convolve(*part, interpret) for part in parts], -1)
 
-    def call(function, *args):
-        return on_tensors(function, side, interpret=interpret)(*args)
+    def call(kernel, *arrays):
+        return on_tensors(_run, kernel, side, interpret=interpret)(*arrays)
 
     @tf.custom_gradient
     def run(x, taps):
-        return call(_forward, x, taps), lambda d: call(_backward, d, x, taps)
+        def gradient(d):
+            d_x, d_taps = call(_convolve_backward, d, x, taps)
+            return d_x, tf.reduce_sum(d_taps, (0, 2))
+
+        return call(_convolve, x, taps)[0], gradient
 
     taps = tf.cast(tf.reshape(kernel, [side * side, channels]), tf.float32)
     return tf.transpose(run(tf.transpose(x, [0, 2, 1, 3]), taps), [0, 2, 1, 3])
 
 
-def _forward(side, interpret, x, taps):
-    return _run(_convolve, side, interpret, arrays=[x], taps=taps)[0]
-
-
-def _backward(side, interpret, d, x, taps):
-    d_x, d_taps = _run(_convolve_backward, side, interpret, arrays=[d, x], taps=taps)
-    return d_x, jnp.sum(d_taps, (0, 2))
-
-
-def _run(kernel, side, interpret, *, arrays, taps):
+def _run(kernel, side, interpret, *inputs):
     """Runs a kernel over blocks of columns and channels. It also reads the first array's columns beside a block.
 
     Returns:
         list of a map like the arrays and, with two arrays, partial sums of the taps' gradients [N, k * k, ROWS, C].
     """
+    arrays = inputs[:-1]
     images, width, height, channels = arrays[0].shape
     blocks, groups = pl.cdiv(width, COLUMNS), pl.cdiv(channels, LANES)
     rows, backward = pl.cdiv(height, ROWS) * ROWS, len(arrays) > 1
@@ -93,7 +93,6 @@ def _run(kernel, side, interpret, *, arrays, taps):
     sums = pl.BlockSpec((1, side * side, ROWS, LANES), lambda n, g, b: (n, 0, 0, g))
     columns = [COLUMNS + side - 1, *[COLUMNS] * len(arrays)]
     margins = [2 * MARGIN, *[0] * len(arrays)]
-    pixels = images * groups * LANES * blocks * COLUMNS * rows
     return pl.pallas_call(
         functools.partial(kernel, side, width),
         name=kernel.__name__.strip("_"),
@@ -106,13 +105,8 @@ def _run(kernel, side, interpret, *, arrays, taps):
             *(pltpu.VMEM((n, rows + more, LANES), jnp.float32) for n, more in zip(columns, margins)),
         ],
         compiler_params=compiler_params("parallel", "parallel", "arbitrary"),
-        cost_estimate=pl.CostEstimate(
-            flops=2 * side * side * pixels * len(arrays),
-            transcendentals=0,
-            bytes_accessed=pixels * arrays[0].dtype.itemsize * (1 + len(arrays)),
-        ),
         interpret=interpret,
-    )(*arrays, taps)
+    )(*inputs)
 
 
 def _columns_read(side, width):
