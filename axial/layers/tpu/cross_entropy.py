@@ -51,8 +51,8 @@ def resized_cross_entropy(logits, labels, dtype=tf.bfloat16, interpret=False):
         loss, log_sums = (pixels[:, :height, :width] for pixels in call(_forward, x, labels))
 
         def gradient(d):
-            place = first[:, None] + np.arange(weights.shape[2]) == np.arange(x.shape[1])[:, None, None]
-            return tf.einsum("nbrcw,hbr->nhcw", call(_backward, x, labels, log_sums, d), tf.constant(place, dtype))
+            mask = first[:, None] + np.arange(weights.shape[2]) == np.arange(x.shape[1])[:, None, None]
+            return tf.einsum("nbrcw,hbr->nhcw", call(_backward, x, labels, log_sums, d), tf.constant(mask, dtype))
 
         return loss, gradient
 

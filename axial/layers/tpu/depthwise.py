@@ -53,8 +53,8 @@ def convolve(x, kernel, interpret=False):
     side, _, channels, _ = kernel.shape
     rest = channels % LANES
     if rest < channels and rest:  # the decoders join two maps here, and XLA then needs no joined map
-        parts = zip(*(tf.split(y, [channels - rest, rest], axis) for y, axis in ((x, 3), (kernel, 2))))
-        return tf.concat([convolve(*part, interpret) for part in parts], -1)
+        pairs = zip(*(tf.split(y, [channels - rest, rest], axis) for y, axis in ((x, 3), (kernel, 2))))
+        return tf.concat([convolve(*pair, interpret) for pair in pairs], -1)
 
     def call(kernel, *arrays):
         return on_tensors(_run, kernel, side, interpret=interpret)(*arrays)
