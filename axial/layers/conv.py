@@ -348,8 +348,8 @@ def resize_antialiased(x, size):
 
 def _resize_by_products(x, size, antialias):
     rows, columns = (triangle_weights(a, b, antialias) for a, b in zip(x.shape[1:3], size))
-    x = tf.einsum("yh,nhwc->nywc", tf.constant(rows, x.dtype), x)
-    return tf.einsum("xw,nywc->nyxc", tf.constant(columns, x.dtype), x)
+    x = tf.einsum("xw,nhwc->nhxc", tf.constant(columns, x.dtype), x)
+    return tf.einsum("yh,nhxc->nyxc", tf.constant(rows, x.dtype), x)
 
 
 def triangle_weights(old, new, antialias=True):
@@ -371,11 +371,9 @@ def max_pool(x):
     x = tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]])  # a padding of -inf would spoil the ranges of int8 files
     if not _can_use_rows(x):
         return run_nonempty(lambda x: tf.nn.max_pool2d(x, 3, 2, "VALID"), x)
-    _, height, width, channels = x.shape  # as in `RowsConv2D`
-    rows = (height - 1) // 2
-    x = functools.reduce(tf.maximum, [_rows_of(x, i, rows, 2) for i in range(3)])
-    x = tf.nn.max_pool2d(tf.reshape(x, [-1, 1, width, channels]), [1, 3], [1, 2], "VALID")
-    return tf.reshape(x, [-1, rows, x.shape[2], channels])
+    rows, columns = ((side - 1) // 2 for side in x.shape[1:3])
+    x = functools.reduce(tf.maximum, [x[:, :, i : i + 2 * columns - 1 : 2] for i in range(3)])
+    return functools.reduce(tf.maximum, [_rows_of(x, i, rows, 2) for i in range(3)])
 
 
 def make_logits(layer, outputs, name, initializer=None):

@@ -1,8 +1,9 @@
 """Resizing and cross-entropy as Pallas kernels for TPUs: main memory never holds the resized map of logits.
 
-XLA resizes the rows of the logits, which is a matrix product. For each row of the result, a kernel resizes the columns,
-also by a product, and computes the loss of the pixels. The backward pass repeats these steps. A map [N, rows, C,
-columns] has its classes in the sublanes of a vector and its pixels in the lanes.
+A program computes `ROWS` rows of pixels. It resizes the rows of the logits by weighted sums and their columns by a
+product, and computes the loss of the pixels. The backward pass repeats these steps. It returns the gradients of the
+logits that each program reads, and XLA adds them. A map [N, rows, C, columns] has its classes in the sublanes of a
+vector and its pixels in the lanes.
 
 The kernels need the extra `kernel`. The TPU compiler has compiled them, and jax has interpreted them on a CPU, but they
 have never run on a TPU.
@@ -10,9 +11,11 @@ have never run on a TPU.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import tensorflow as tf
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
 from axial.layers.conv import triangle_weights
 from axial.layers.tpu.pallas import compiler_params, on_tensors
@@ -34,65 +37,86 @@ def resized_cross_entropy(logits, labels, dtype=tf.bfloat16, interpret=False):
     """
     height, width = labels.shape[1:]
     rows, columns = (triangle_weights(*sizes, antialias=False) for sizes in zip(logits.shape[1:3], (height, width)))
-    beyond = -width % LANES
-    columns = tf.constant(columns.T, dtype)
+    first, weights = _blocks(rows)
+    beyond = [0, -height % ROWS], [0, -width % LANES]
+    columns = np.pad(columns.T, [[0, 0], beyond[1]])
+    fixed = tf.constant(first, tf.int32), tf.constant(weights, tf.float32), tf.constant(columns, dtype)
 
-    def whole(x):
-        """Pads [..., W] with zeros to whole tiles of pixels."""
-        return tf.pad(x, [*[[0, 0]] * (len(x.shape) - 1), [0, beyond]])
-
-    def call(function, *args):
-        return on_tensors(function, interpret=interpret)(*args)
+    def call(kernel, x, *maps):
+        maps = [tf.pad(pixels, [[0, 0], *beyond]) for pixels in maps]  # whole tiles
+        return on_tensors(_run, kernel, interpret=interpret)(*fixed, *maps, x)
 
     @tf.custom_gradient
     def run(x):
-        fixed = whole(labels), whole(columns)
-        loss, log_sums = call(_losses, x, *fixed)
+        loss, log_sums = (pixels[:, :height, :width] for pixels in call(_forward, x, labels))
 
         def gradient(d):
-            return call(_gradients, x, *fixed, log_sums, whole(d))
+            mask = first[:, None] + np.arange(weights.shape[2]) == np.arange(x.shape[1])[:, None, None]
+            return tf.einsum("nbrcw,hbr->nhcw", call(_backward, x, labels, log_sums, d), tf.constant(mask, dtype))
 
-        return loss[..., :width], gradient
+        return loss, gradient
 
-    return run(tf.einsum("yh,nhwc->nycw", tf.constant(rows, dtype), tf.cast(logits, dtype)))
-
-
-def _losses(interpret, x, labels, columns):
-    return _run(_forward, interpret, x=x, columns=columns, maps=[labels], outputs=[jnp.float32] * 2)
+    return run(tf.transpose(tf.cast(logits, dtype), [0, 1, 3, 2]))
 
 
-def _gradients(interpret, x, labels, columns, log_sums, d):
-    return _run(_backward, interpret, x=x, columns=columns, maps=[labels, log_sums, d])[0]
+def _blocks(rows):
+    """Finds the logits that each block of `ROWS` rows of pixels needs.
+
+    Args:
+        rows: `triangle_weights` [H, h].
+
+    Returns:
+        (index of the first of R rows of logits for each block, weights [blocks, ROWS, R] of these rows). Rows beyond
+        the map have weights 0.
+    """
+    blocks = np.pad(rows, [[0, -len(rows) % ROWS], [0, 0]]).reshape(-1, ROWS, rows.shape[1])
+    needed = [np.flatnonzero(block.any(0)) for block in blocks]
+    count = max(each[-1] - each[0] for each in needed) + 1
+    first = np.minimum([each[0] for each in needed], rows.shape[1] - count)
+    return first, np.stack([block[:, start : start + count] for block, start in zip(blocks, first)])
 
 
-def _run(kernel, interpret, *, x, columns, maps, outputs=()):
-    """Runs a kernel over rows. Returns a map of pixels for each dtype in `outputs`; without `outputs`, a map like x."""
-    images, height, classes, width = x.shape
-    pixels = columns.shape[1]
-    pixel_block = pl.BlockSpec((1, ROWS, pixels), lambda n, y: (n, y, 0))
-    logit_block = pl.BlockSpec((1, ROWS, classes, width), lambda n, y: (n, y, 0, 0))
-    work = images * height * classes * pixels
+def _run(kernel, interpret, first, weights, columns, *inputs):
+    """Runs a kernel over blocks of rows. The inputs are maps of pixels and, last, the logits x [N, h, C, w].
+
+    Returns:
+        (loss, logarithms of the sums of exponentials) of `_forward`; for `_backward`, the gradient of the R rows of
+        logits of each block, [N, blocks, R, C, w].
+    """
+    *maps, x = inputs
+    (images, _, classes, width), (blocks, _, count), pixels = x.shape, weights.shape, columns.shape[1]
+    logit_rows = tuple(map(pl.Element, (1, count, classes, width)))
+    pixel_block = pl.BlockSpec((1, ROWS, pixels), lambda n, b, _: (n, b, 0))
+    specs, shapes = [pixel_block] * 2, [jax.ShapeDtypeStruct((images, blocks * ROWS, pixels), jnp.float32)] * 2
+    if kernel is _backward:
+        shape = images, blocks, count, classes, width
+        specs = pl.BlockSpec((1, 1, *shape[2:]), lambda n, b, _: (n, b, 0, 0, 0))
+        shapes = jax.ShapeDtypeStruct(shape, x.dtype)
+    in_specs = [
+        pl.BlockSpec((1, ROWS, count), lambda n, b, _: (b, 0, 0)),
+        pl.BlockSpec(columns.shape, lambda n, b, _: (0, 0)),
+        *[pixel_block] * len(maps),
+        pl.BlockSpec(logit_rows, lambda n, b, first: (n, first[b], 0, 0)),
+    ]
     return pl.pallas_call(
         kernel,
         name=f"cross_entropy{kernel.__name__}",
-        grid=(images, pl.cdiv(height, ROWS)),
-        in_specs=[logit_block, pl.BlockSpec(columns.shape, lambda n, y: (0, 0)), *[pixel_block] * len(maps)],
-        out_specs=[pixel_block] * len(outputs) or [logit_block],
-        out_shape=[jax.ShapeDtypeStruct((images, height, pixels), dtype) for dtype in outputs]
-        or [jax.ShapeDtypeStruct(x.shape, x.dtype)],
+        grid_spec=pltpu.PrefetchScalarGridSpec(1, (images, blocks), in_specs, specs),
+        out_shape=shapes,
         compiler_params=compiler_params("parallel", "parallel"),
-        cost_estimate=pl.CostEstimate(
-            flops=2 * work * width * (1 if outputs else 2),
-            transcendentals=work,
-            bytes_accessed=x.size * x.dtype.itemsize * (1 if outputs else 2) + 4 * images * height * pixels * 3,
-        ),
         interpret=interpret,
-    )(x, columns, *maps)
+    )(first, weights, columns, *inputs)
+
+
+def _resize(x, weights, row):
+    """The logits of a row of pixels, before its columns are resized, [C, w]."""
+    total = sum(weights[0, row : row + 1, i : i + 1] * x[0, i].astype(jnp.float32) for i in range(x.shape[1]))
+    return total.astype(x.dtype)
 
 
 def _tile(x, columns, labels, *, row, lanes):
     """The logits [C, 128] of a tile of pixels, and the one-hot mask of the pixels' classes, bool [C, 128]."""
-    z = jnp.dot(x[0, row], columns[:, lanes], preferred_element_type=jnp.float32)
+    z = jnp.dot(x, columns[:, lanes], preferred_element_type=jnp.float32)
     return z, lax.broadcasted_iota(jnp.int32, z.shape, 0) == labels[0, row : row + 1, lanes]
 
 
@@ -100,22 +124,26 @@ def _tiles(columns):
     return [slice(start, start + LANES) for start in range(0, columns.shape[1], LANES)]
 
 
-def _forward(x, columns, labels, loss, log_sums):
+def _forward(_, weights, columns, labels, x, loss, log_sums):
     for row in range(ROWS):
+        logits = _resize(x, weights, row)
         for lanes in _tiles(columns):
-            z, hot = _tile(x, columns, labels, row=row, lanes=lanes)
+            z, hot = _tile(logits, columns, labels, row=row, lanes=lanes)
             largest = jnp.max(z, 0, keepdims=True)
             log_sum = largest + jnp.log(jnp.sum(jnp.exp(z - largest), 0, keepdims=True))
             loss[0, row : row + 1, lanes] = log_sum - jnp.sum(jnp.where(hot, z, 0.0), 0, keepdims=True)
             log_sums[0, row : row + 1, lanes] = log_sum
 
 
-def _backward(x, columns, labels, log_sums, d, d_x):
+def _backward(_, weights, columns, labels, log_sums, d, x, d_x):
+    sums = [0.0] * x.shape[1]
     for row in range(ROWS):
-        total = jnp.zeros(x.shape[2:], jnp.float32)
+        logits, total = _resize(x, weights, row), jnp.zeros(x.shape[2:], jnp.float32)
         for lanes in _tiles(columns):
-            z, hot = _tile(x, columns, labels, row=row, lanes=lanes)
+            z, hot = _tile(logits, columns, labels, row=row, lanes=lanes)
             p = jnp.exp(z - log_sums[0, row : row + 1, lanes])
             g = (jnp.where(hot, p - 1.0, p) * d[0, row : row + 1, lanes]).astype(columns.dtype)
             total += lax.dot_general(g, columns[:, lanes], (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-        d_x[0, row] = total.astype(d_x.dtype)
+        sums = [each + weights[0, row : row + 1, i : i + 1] * total for i, each in enumerate(sums)]
+    for i, each in enumerate(sums):
+        d_x[0, 0, i] = each.astype(d_x.dtype)
