@@ -97,6 +97,21 @@ class Shear:
             return pltpu.roll(x, 0, 1, stride=1, stride_axis=0)
         return join([self._rotate_by_bits(x[start : start + ROWS], start) for start in range(0, LANES, ROWS)])
 
+    def shift(self, x, sign):
+        """float32 x [128, 128] with column l moved by l rows, cyclically: down if `sign` is 1, up if it is -1."""
+        row, lane = (iota((ROWS, LANES), axis) for axis in (0, 1))
+        source = row - sign * lane
+        parts = [x[start : start + ROWS] for start in range(0, LANES, ROWS)]
+        if self.strided:
+            parts = [jnp.take_along_axis(y, source & (ROWS - 1), 0, mode="promise_in_bounds") for y in parts]
+        else:
+            for bit in (1, 2, 4):
+                parts = [jnp.where(lane & bit != 0, pltpu.roll(y, sign * bit % ROWS, 0), y) for y in parts]
+        for bit in (1, 2, 4, 8):
+            mask = source & (bit * ROWS) != 0
+            parts = [jnp.where(mask, parts[(i + bit) % len(parts)], y) for i, y in enumerate(parts)]
+        return join(parts)
+
     def rotate_back(self, x):
         """float32 x [128, 128], in mirrored order, with row i of the usual order rotated to the left by i lanes."""
         parts = [(x[start : start + ROWS], LANES - ROWS + 1 - start) for start in range(0, LANES, ROWS)]

@@ -127,11 +127,11 @@ class Tiling:
         return (offset >= least) & (offset <= most)
 
     def counted(self, first):
-        """float32 [128, J]: 1 where a pixel sees a key at an offset, in the order of `OFFSETS`."""
+        """float32 [J, 128]: 1 where a pixel sees a key at an offset, in the order of `OFFSETS`."""
         least, most = self._bounds(first)
         shape, half = (LANES, LANES), LANES // 2
         offset = ((iota(shape, 0) + half) & (LANES - 1)) - half
-        return jnp.transpose(((offset >= least) & (offset <= most)).astype(jnp.float32))
+        return ((offset >= least) & (offset <= most)).astype(jnp.float32)
 
     def inside(self, first, rows):
         """bool [rows, 1]: which of the rows that start at pixel `first` are pixels and not padding."""
@@ -147,8 +147,8 @@ class Normalized:
     """Refs of a program's pixels after the batch norm of q, k and v, in fast memory.
 
     Attributes:
-        content: [WINDOWS, lanes of q, 128]: the queries of the content term, with the pixels in the lanes.
-        q: [pixels, lanes of q].
+        content, q: [WINDOWS, lanes of q, 128]: the queries of the content term, and of the query term, with the pixels
+            in the lanes.
         k, v: [pixels and halo, lanes of k or v]. v is None in kernels that do not read it.
     """
 
@@ -162,7 +162,7 @@ class Normalized:
         """list of (shape, dtype) of the refs, for `Operands`."""
         q, k, v = (x.stop - x.start for x in tiling.lanes)
         keys = ROWS + 2 * tiling.halo
-        shapes = [(WINDOWS, q, LANES), (ROWS, q), (keys, k), *[(keys, v)] * values]
+        shapes = [(WINDOWS, q, LANES)] * 2 + [(keys, k), *[(keys, v)] * values]
         return [(shape, tiling.dtype) for shape in shapes]
 
     def fill(self, tiling, x, affine, first):
@@ -192,9 +192,8 @@ class Normalized:
 
         def window(i, _):
             rows, start = window_rows(i), first + i * LANES
-            queries = x[rows, q]
-            self.content[i] = tiling.cast(jnp.transpose(norm(queries, start, q, 0)))
-            self.q[rows, :] = tiling.cast(norm(queries, start, q, q.stop))
+            for ref, shift in ((self.content, 0), (self.q, q.stop)):
+                ref[i] = tiling.cast(jnp.transpose(norm(x[rows, q], start, q, shift)))
             keys(x, rows, start, pl.ds(pl.multiple_of(i * LANES + halo, halo), LANES))
             return 0
 
@@ -212,21 +211,21 @@ class Group:
     Args:
         tiling: `Tiling`.
         pixels: `Normalized`.
-        tables: refs of the tables of the query and the key term, [lanes of q, J].
+        tables: refs of the tables of the query term [J, lanes of q] and of the key term [lanes of q, J].
         window: index of the window.
         lanes: slice of the group's lanes.
 
     Attributes:
-        content: the queries of the content term, [C, L].
-        q, k: [L, C] and [M, C].
-        tables: the tables of the group, [C, J] each.
+        content, q: the queries of the content term and of the query term, [C, L].
+        k: [M, C].
+        tables: the tables of the group, [J, C] and [C, J].
     """
 
     def __init__(self, tiling, pixels, tables, *, window, lanes):
         self.tiling = tiling
-        self.content, self.q = pixels.content[window, lanes], pixels.q[window_rows(window), lanes]
+        self.content, self.q = pixels.content[window, lanes], pixels.q[window, lanes]
         self.k = pixels.k[window_rows(window, 2 * tiling.halo), lanes]
-        self.tables = [table[lanes] for table in tables]
+        self.tables = tables[0][:, lanes], tables[1][lanes]
 
 
 class Gradient:
