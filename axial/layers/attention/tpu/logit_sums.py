@@ -44,8 +44,8 @@ class Terms(Group):
 
 def _counted(tiling, first):
     """list of a float32 mask [128, 128] for each term: 1 where a pair is visible."""
-    counted = tiling.counted(first)
-    return [tiling.visible(first).astype(jnp.float32), counted, jnp.transpose(counted)]
+    counted = tiling.counted(first).astype(jnp.float32)
+    return [tiling.shear.shift(counted, 1), counted, jnp.transpose(counted)]
 
 
 def _sums(tiling, program, *refs):

@@ -58,7 +58,7 @@ def _forward(tiling, program, *refs):
 
     def window_steps(window):
         first = program.first + window * LANES
-        mask, inside = jnp.where(tiling.visible(first), 0.0, MASKED), tiling.inside(first, LANES)
+        mask, inside = tiling.shear.shift(jnp.where(tiling.counted(first), 0.0, MASKED), 1), tiling.inside(first, LANES)
 
         @functools.cache
         def logits_of(start, stop):
@@ -137,7 +137,7 @@ class _WindowGradient:
         self.tiling, self.refs, self.pixels, self.gradient, self.window = tiling, refs, pixels, gradient, window
         first = program.first + window * LANES
         self.inside = tiling.inside(first, LANES)
-        self.mask = jnp.where(tiling.visible(first), 0.0, MASKED)
+        self.mask = tiling.shear.shift(jnp.where(tiling.counted(first), 0.0, MASKED), 1)
         self.logits_of, self.values_of = functools.cache(self._logits_of), functools.cache(self._values_of)
 
     def _logits_of(self, start, stop):

@@ -21,6 +21,7 @@ import math
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
 from axial.layers.attention.tpu.shear import LANES, SUBLANES, Shear, iota, join, pad_rows, up
 
@@ -119,19 +120,12 @@ class Tiling:
         most = jnp.minimum(self.reach, self.length - 1 - position)
         return -jnp.minimum(self.reach, position), jnp.where(first + iota((1, LANES), 1) < self.pixels, most, -LANES)
 
-    def visible(self, first):
-        """bool [S, L]: the visible pairs of the window that starts at pixel `first`."""
-        least, most = self._bounds(first)
-        shape, half = (LANES, LANES), LANES // 2
-        offset = ((iota(shape, 0) - iota(shape, 1) + half) & (LANES - 1)) - half
-        return (offset >= least) & (offset <= most)
-
     def counted(self, first):
-        """float32 [J, 128]: 1 where a pixel sees a key at an offset, in the order of `OFFSETS`."""
+        """bool [J, 128]: whether a pixel sees a key at an offset, in the order of `OFFSETS`."""
         least, most = self._bounds(first)
         shape, half = (LANES, LANES), LANES // 2
         offset = ((iota(shape, 0) + half) & (LANES - 1)) - half
-        return ((offset >= least) & (offset <= most)).astype(jnp.float32)
+        return (offset >= least) & (offset <= most)
 
     def inside(self, first, rows):
         """bool [rows, 1]: which of the rows that start at pixel `first` are pixels and not padding."""
@@ -303,7 +297,8 @@ class Gradient:
 def only(x, lanes):
     """x [., C] with zeros outside `lanes`, the lanes of a head."""
     lane = iota((1, x.shape[1]), 1)
-    return jnp.where((lane >= lanes.start) & (lane < lanes.stop), x, jnp.zeros((), x.dtype))
+    kept = jnp.where((lane >= lanes.start) & (lane < lanes.stop), jnp.uint32(0xFFFFFFFF), jnp.uint32(0))
+    return pltpu.bitcast(pltpu.bitcast(x, jnp.uint32) & kept, x.dtype)
 
 
 def clear(*refs):
