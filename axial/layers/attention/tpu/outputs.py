@@ -42,7 +42,7 @@ class Logits(Group):
         logits += shear.shift(query_term, 1)
         yield
         w = jnp.exp(logits - jnp.max(logits, 0, keepdims=True))
-        return w * (1.0 / jnp.sum(w, 0, keepdims=True))
+        return w, 1.0 / jnp.sum(w, 0, keepdims=True)
 
 
 def _forward(tiling, program, *refs):
@@ -71,14 +71,14 @@ def _forward(tiling, program, *refs):
 
         def run(head):
             lanes, rows = tiling.group(head, tiling.depth)
-            w = yield from logits_of(lanes.start, lanes.stop).weigh(rows, mask)
+            w, scale = yield from logits_of(lanes.start, lanes.stop).weigh(rows, mask)
             yield
             lanes, rows = tiling.group(head, tiling.value_depth)
             v, contents, positions = values_of(lanes.start, lanes.stop)
-            contents.append(dot(tiling.cast(v[rows, : tiling.shear.keys]), tiling.cast(tiling.shear.unfold(w))))
+            contents.append(dot(tiling.cast(v[rows, : tiling.shear.keys]), tiling.cast(tiling.shear.unfold(w))) * scale)
             sheared = tiling.cast(tiling.shear.shift(w, -1))
             yield
-            positions.append(dot(value_table[...], sheared))
+            positions.append(dot(value_table[...], sheared) * scale)
             if tiling.ends_group(head, tiling.value_depth):
                 lanes = slice(lanes.start, min(lanes.stop, content.shape[1]))
                 outputs = [jnp.transpose(whole_registers(heads)) for heads in (contents, positions)]
@@ -172,16 +172,16 @@ class _WindowGradient:
         value_lanes, value_rows = tiling.group(head, tiling.value_depth)
         head_rows = slice(head * tiling.depth, (head + 1) * tiling.depth)
         logits, q, k, query, d_heads = self.logits_of(lanes.start, lanes.stop)
-        w = yield from logits.weigh(rows, self.mask)
+        w, scale = yield from logits.weigh(rows, self.mask)
         v, d1, d2, table, d_vs = self.values_of(value_lanes.start, value_lanes.stop)
         position_term = dot(only(table, value_rows), cast(d2))
         d_w = dot(only(v, value_rows), cast(d1))
         yield
         d_w = shear.fold(d_w) + shear.shift(position_term, 1)
-        d_map = w * (d_w - jnp.sum(w * d_w, 0, keepdims=True))
+        d_map = w * ((d_w - scale * jnp.sum(w * d_w, 0, keepdims=True)) * scale)
         yield
         by_key = cast(shear.unfold(d_map))
-        d_vs.append(dot_turned(cast(d1[value_rows]), cast(shear.unfold(w))))
+        d_vs.append(dot_turned(cast(d1[value_rows] * scale), cast(shear.unfold(w))))
         k = cast(k[rows, : shear.keys])
         d_heads[0].append(dot(k, by_key))
         d_k = dot_turned(logits.content[rows], by_key)
@@ -189,7 +189,7 @@ class _WindowGradient:
         w, d_query_term = cast(shear.shift(w, -1)), cast(shear.shift(d_map, -1))
         d_key_term = cast(shear.unfold(shear.unrotate(d_map), rotated=True))
         yield
-        refs.value_total[...] += dot_turned(cast(d2[value_rows]), w)
+        refs.value_total[...] += dot_turned(cast(d2[value_rows] * scale), w)
         refs.query_total[head_rows] += dot_turned(cast(q[rows]), d_query_term)
         refs.key_total[head_rows] += dot(k, d_key_term)
         d_heads[1].append(dot(query[rows], d_query_term))
