@@ -14,6 +14,7 @@ the kernels if `backend='kernel'`, as in the recipes. `../NOTES.md` has the cycl
 import dataclasses
 import typing
 
+import numpy as np
 import tensorflow as tf
 
 from axial.layers.attention.tpu import logit_sums, outputs, project
@@ -110,6 +111,11 @@ class _Kernels:
     tables: dict
     interpret: bool
 
+    @property
+    def band(self):
+        """The offsets of the rows of a band."""
+        return np.arange(self.tiling.shear.band) - self.tiling.halo
+
     def align(self, x):
         """Pads each of q, k and v along the last axis to whole registers of 128 lanes."""
         blocks = tf.split(x, self.tiling.sizes, 1)
@@ -126,10 +132,10 @@ class _Kernels:
         return tf.concat([tf.pad(q, [[0, 0], [0, -q.shape[1] % LANES]]), self.align(affine)], 1)
 
     def table(self, name, scales):
-        """The rows of the table 'query' or 'key', scaled per head, in the order of `OFFSETS`: [lanes of q, J]."""
-        offsets = OFFSETS if name == "query" else -OFFSETS
-        rows = scales[:, None, None] * tf.transpose(table_rows(self.tables[name], offsets))  # [H, D, J]
-        rows = tf.reshape(rows, [-1, LANES])
+        """The table 'query' [lanes of q, B] in the order of a band, or 'key' [lanes of q, J], scaled per head."""
+        offsets = self.band if name == "query" else -OFFSETS
+        rows = scales[:, None, None] * tf.transpose(table_rows(self.tables[name], offsets))  # [H, D, .]
+        rows = tf.reshape(rows, [-1, len(offsets)])
         return tf.pad(rows, [[0, -rows.shape[0] % LANES], [0, 0]])
 
     def project(self, x, kernel):
@@ -196,7 +202,7 @@ class _Kernels:
 
         on_content, on_query, on_key = tf.unstack(scales)
         tables = self.table("query", on_query), self.table("key", on_key)
-        value = tf.transpose(table_rows(self.tables["value"], OFFSETS))
+        value = tf.transpose(table_rows(self.tables["value"], self.band))
         content, position, sums = attend(x, self.affine(affine, on_content), *tables, value)
         affines = output_affines(tf.reshape(sums, [2, 2, -1]))
         return normalize(content, position, affines)

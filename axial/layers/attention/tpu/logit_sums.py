@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from axial.layers.attention.tpu.programs import Operands, float_shape, run_programs
-from axial.layers.attention.tpu.shear import LANES, dot, dot_turned, turn_over
+from axial.layers.attention.tpu.shear import LANES, dot, dot_turned, join, turn_over
 from axial.layers.attention.tpu.tiling import (
     Gradient,
     Group,
@@ -33,7 +33,7 @@ class Terms(Group):
         self.center = self.k[tiling.halo : tiling.halo + LANES]
 
     def products(self, lanes):
-        """list of the content term [S, L], the query term [J, L] and the key term [128, J] of a head, in float32.
+        """list of the content term [S, L], the query term [B, L] and the key term [128, J] of a head, in float32.
 
         `lanes` are the lanes of the head within the group.
         """
@@ -43,9 +43,10 @@ class Terms(Group):
 
 
 def _counted(tiling, first):
-    """list of a float32 mask [128, 128] for each term: 1 where a pair is visible."""
-    counted = tiling.counted(first).astype(jnp.float32)
-    return [tiling.shear.shift(counted, 1), counted, jnp.transpose(counted)]
+    """list of a float32 mask for each of `Terms.products`: 1 where a pair is visible."""
+    counted = tiling.counted(first)
+    by_key = jnp.transpose(join([counted[tiling.halo :], counted[: tiling.halo]]))  # in the order of `OFFSETS`
+    return [tiling.visible(first), counted[: tiling.shear.band], by_key]
 
 
 def _sums(tiling, program, *refs):

@@ -39,7 +39,7 @@ class Logits(Group):
         yield
         logits = shear.fold(content) + mask
         logits += shear.rotate(shear.fold(key_term, rotated=True))
-        logits += shear.shift(query_term, 1)
+        logits += shear.to_slots(query_term)
         yield
         w = jnp.exp(logits - jnp.max(logits, 0, keepdims=True))
         return w, 1.0 / jnp.sum(w, 0, keepdims=True)
@@ -58,7 +58,7 @@ def _forward(tiling, program, *refs):
 
     def window_steps(window):
         first = program.first + window * LANES
-        mask, inside = tiling.shear.shift(jnp.where(tiling.counted(first), 0.0, MASKED), 1), tiling.inside(first, LANES)
+        mask, inside = (1.0 - tiling.visible(first)) * MASKED, tiling.inside(first, LANES)
 
         @functools.cache
         def logits_of(start, stop):
@@ -76,7 +76,7 @@ def _forward(tiling, program, *refs):
             lanes, rows = tiling.group(head, tiling.value_depth)
             v, contents, positions = values_of(lanes.start, lanes.stop)
             contents.append(dot(tiling.cast(v[rows, : tiling.shear.keys]), tiling.cast(tiling.shear.unfold(w))) * scale)
-            sheared = tiling.cast(tiling.shear.shift(w, -1))
+            sheared = tiling.cast(tiling.shear.to_band(w))
             yield
             positions.append(dot(value_table[...], sheared) * scale)
             if tiling.ends_group(head, tiling.value_depth):
@@ -137,7 +137,7 @@ class _WindowGradient:
         self.tiling, self.refs, self.pixels, self.gradient, self.window = tiling, refs, pixels, gradient, window
         first = program.first + window * LANES
         self.inside = tiling.inside(first, LANES)
-        self.mask = tiling.shear.shift(jnp.where(tiling.counted(first), 0.0, MASKED), 1)
+        self.mask = (1.0 - tiling.visible(first)) * MASKED
         self.logits_of, self.values_of = functools.cache(self._logits_of), functools.cache(self._values_of)
 
     def _logits_of(self, start, stop):
@@ -177,7 +177,7 @@ class _WindowGradient:
         position_term = dot(only(table, value_rows), cast(d2))
         d_w = dot(only(v, value_rows), cast(d1))
         yield
-        d_w = shear.fold(d_w) + shear.shift(position_term, 1)
+        d_w = shear.fold(d_w) + shear.to_slots(position_term)
         d_map = w * ((d_w - scale * jnp.sum(w * d_w, 0, keepdims=True)) * scale)
         yield
         by_key = cast(shear.unfold(d_map))
@@ -186,7 +186,7 @@ class _WindowGradient:
         d_heads[0].append(dot(k, by_key))
         d_k = dot_turned(logits.content[rows], by_key)
         yield
-        w, d_query_term = cast(shear.shift(w, -1)), cast(shear.shift(d_map, -1))
+        w, d_query_term = cast(shear.to_band(w)), cast(shear.to_band(d_map))
         d_key_term = cast(shear.unfold(shear.unrotate(d_map), rotated=True))
         yield
         refs.value_total[...] += dot_turned(cast(d2[value_rows] * scale), w)

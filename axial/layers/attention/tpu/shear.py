@@ -64,9 +64,9 @@ def turn_over(x):
     return jnp.transpose(pad_rows(x.astype(jnp.float32), up(x.shape[0], LANES)))
 
 
-def mirror_matrix(dtype):
-    """The matrix whose product with 128 rows puts them in mirrored order."""
-    return jnp.asarray(np.eye(LANES)[np.arange(LANES) ^ (ROWS - 1)], dtype)
+def _rows_of(x, rows):
+    """The entries of a register x [8, 128] at the given rows int32 [8, 128], in the same lanes."""
+    return jnp.take_along_axis(x, rows, 0, mode="promise_in_bounds")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,20 +97,45 @@ class Shear:
             return pltpu.roll(x, 0, 1, stride=1, stride_axis=0)
         return join([self._rotate_by_bits(x[start : start + ROWS], start) for start in range(0, LANES, ROWS)])
 
-    def shift(self, x, sign):
-        """float32 x [128, 128] with column l moved by l rows, cyclically: down if `sign` is 1, up if it is -1."""
+    @property
+    def band(self):
+        """Number of rows of a band, whose row b belongs to the offset b - halo."""
+        return min(2 * self.halo + SUBLANES, LANES)
+
+    def to_slots(self, x):
+        """float32 [B, L] -> [S, L]: moves column l down by l rows. Slots beyond the band get other finite numbers.
+
+        Args:
+            x: float32 band. It may have further rows.
+        """
+        parts = [x[start : start + ROWS] for start in range(0, len(x), ROWS)]
+        parts += [None] * (LANES // ROWS - len(parts))
+        return join(self._move(parts[self.halo // ROWS :] + parts[: self.halo // ROWS], 1))
+
+    def to_band(self, x):
+        """float32 [S, L] -> [B, L]: moves column l up by l rows."""
+        parts = self._move([x[start : start + ROWS] for start in range(0, LANES, ROWS)], -1)
+        return join((parts[-self.halo // ROWS :] + parts[: -self.halo // ROWS])[: self.band // ROWS])
+
+    def _move(self, parts, sign):
+        """Moves column l of 16 registers [8, 128] by l rows, cyclically: down if `sign` is 1, up if it is -1.
+
+        Vector instructions move rows within a register, and then select whole registers for each bit of the distance.
+        A register may be None; then its numbers do not matter.
+        """
         row, lane = (iota((ROWS, LANES), axis) for axis in (0, 1))
         source = row - sign * lane
-        parts = [x[start : start + ROWS] for start in range(0, LANES, ROWS)]
         if self.strided:
-            parts = [jnp.take_along_axis(y, source & (ROWS - 1), 0, mode="promise_in_bounds") for y in parts]
-        else:
+            parts = [y if y is None else _rows_of(y, source & (ROWS - 1)) for y in parts]
+        else:  # a v4 cannot gather rows
             for bit in (1, 2, 4):
-                parts = [jnp.where(lane & bit != 0, pltpu.roll(y, sign * bit % ROWS, 0), y) for y in parts]
-        for bit in (1, 2, 4, 8):
-            mask = source & (bit * ROWS) != 0
-            parts = [jnp.where(mask, parts[(i + bit) % len(parts)], y) for i, y in enumerate(parts)]
-        return join(parts)
+                mask, by = lane & bit != 0, sign * bit % ROWS
+                parts = [y if y is None else jnp.where(mask, pltpu.roll(y, by, 0), y) for y in parts]
+        for bit in (1, 2, 4, 8)[::sign]:
+            mask, others = source & (bit * ROWS) != 0, parts[bit:] + parts[:bit]
+            pairs = zip(parts, others, strict=True)
+            parts = [y if z is None else z if y is None else jnp.where(mask, z, y) for y, z in pairs]
+        return parts
 
     def rotate_back(self, x):
         """float32 x [128, 128], in mirrored order, with row i of the usual order rotated to the left by i lanes."""
@@ -136,7 +161,7 @@ class Shear:
         """float32 x [R, C] with its rows in mirrored order, or in the usual order if they were mirrored."""
         row, parts = iota((ROWS, x.shape[1]), 0), [x[start : start + ROWS] for start in range(0, x.shape[0], ROWS)]
         if self.strided:
-            return join([jnp.take_along_axis(y, ROWS - 1 - row, 0, mode="promise_in_bounds") for y in parts])
+            return join([_rows_of(y, ROWS - 1 - row) for y in parts])
         for bit in (1, 2, 4):  # a v4 cannot gather rows
             parts = [jnp.where(row & bit != 0, pltpu.roll(y, bit, 0), pltpu.roll(y, ROWS - bit, 0)) for y in parts]
         return join(parts)

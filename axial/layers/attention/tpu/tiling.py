@@ -121,11 +121,14 @@ class Tiling:
         return -jnp.minimum(self.reach, position), jnp.where(first + iota((1, LANES), 1) < self.pixels, most, -LANES)
 
     def counted(self, first):
-        """bool [J, 128]: whether a pixel sees a key at an offset, in the order of `OFFSETS`."""
+        """float32 [128, L]: 1 where a query sees its key at an offset, in the order of a band (`Shear.band`)."""
         least, most = self._bounds(first)
-        shape, half = (LANES, LANES), LANES // 2
-        offset = ((iota(shape, 0) + half) & (LANES - 1)) - half
-        return (offset >= least) & (offset <= most)
+        offset = iota((LANES, LANES), 0) - self.halo
+        return ((offset >= least) & (offset <= most)).astype(jnp.float32)
+
+    def visible(self, first):
+        """float32 [S, L]: 1 at the visible pairs of the window that starts at pixel `first`."""
+        return self.shear.to_slots(self.counted(first))
 
     def inside(self, first, rows):
         """bool [rows, 1]: which of the rows that start at pixel `first` are pixels and not padding."""
@@ -205,14 +208,14 @@ class Group:
     Args:
         tiling: `Tiling`.
         pixels: `Normalized`.
-        tables: refs of the tables of the query term [J, lanes of q] and of the key term [lanes of q, J].
+        tables: refs of the tables of the query term [B, lanes of q] and of the key term [lanes of q, J].
         window: index of the window.
         lanes: slice of the group's lanes.
 
     Attributes:
         content, q: the queries of the content term and of the query term, [C, L].
         k: [M, C].
-        tables: the tables of the group, [J, C] and [C, J].
+        tables: the tables of the group, [B, C] and [C, J].
     """
 
     def __init__(self, tiling, pixels, tables, *, window, lanes):
