@@ -14,7 +14,6 @@ the kernels if `backend='kernel'`, as in the recipes. `../NOTES.md` has the cycl
 import dataclasses
 import typing
 
-import numpy as np
 import tensorflow as tf
 
 from axial.layers.attention.tpu import logit_sums, outputs, project
@@ -111,11 +110,6 @@ class _Kernels:
     tables: dict
     interpret: bool
 
-    @property
-    def band(self):
-        """The offsets of the rows of a band."""
-        return np.arange(self.tiling.shear.band) - self.tiling.halo
-
     def align(self, x):
         """Pads each of q, k and v along the last axis to whole registers of 128 lanes."""
         blocks = tf.split(x, self.tiling.sizes, 1)
@@ -133,7 +127,7 @@ class _Kernels:
 
     def table(self, name, scales):
         """The table 'query' [lanes of q, B] in the order of a band, or 'key' [lanes of q, J], scaled per head."""
-        offsets = self.band if name == "query" else -OFFSETS
+        offsets = self.tiling.shear.band if name == "query" else -OFFSETS
         rows = scales[:, None, None] * tf.transpose(table_rows(self.tables[name], offsets))  # [H, D, .]
         rows = tf.reshape(rows, [-1, len(offsets)])
         return tf.pad(rows, [[0, -rows.shape[0] % LANES], [0, 0]])
@@ -202,7 +196,7 @@ class _Kernels:
 
         on_content, on_query, on_key = tf.unstack(scales)
         tables = self.table("query", on_query), self.table("key", on_key)
-        value = tf.transpose(table_rows(self.tables["value"], self.band))
+        value = tf.transpose(table_rows(self.tables["value"], self.tiling.shear.band))
         content, position, sums = attend(x, self.affine(affine, on_content), *tables, value)
         affines = output_affines(tf.reshape(sums, [2, 2, -1]))
         return normalize(content, position, affines)

@@ -20,17 +20,10 @@ from axial.layers.attention.tpu.tiling import (
 
 
 class Terms(Group):
-    """The logit terms of a group of heads in a window. A relative term is [pixels, J], for queries or for keys.
+    """The logit terms of a group of heads in a window. The relative terms are in the layout of their products.
 
     Args: see `Group`.
-
-    Attributes:
-        center: the keys of the window without its halo, [128, C].
     """
-
-    def __init__(self, tiling, pixels, tables, *, window, lanes):
-        super().__init__(tiling, pixels, tables, window=window, lanes=lanes)
-        self.center = self.k[tiling.halo : tiling.halo + LANES]
 
     def products(self, lanes):
         """list of the content term [S, L], the query term [B, L] and the key term [128, J] of a head, in float32.
@@ -46,7 +39,7 @@ def _counted(tiling, first):
     """list of a float32 mask for each of `Terms.products`: 1 where a pair is visible."""
     counted = tiling.counted(first)
     by_key = jnp.transpose(join([counted[tiling.halo :], counted[: tiling.halo]]))  # in the order of `OFFSETS`
-    return [tiling.visible(first), counted[: tiling.shear.band], by_key]
+    return [tiling.visible(first), counted[: len(tiling.shear.band)], by_key]
 
 
 def _sums(tiling, program, *refs):
@@ -85,8 +78,8 @@ def _sums_backward(tiling, program, *refs):
     Input refs: d_sums [2*terms, H], x three times, the other gradient of x, affine, the tables. Output refs: d_x,
     d_affine (through the sums only), the gradients of the tables. The other refs are scratch memory.
     """
-    d_sums, before, center, after, more, affine, query, turned_query, key, d_x, d_affine, d_query, d_key, *scratch = refs
-    *scratch, total, query_total, key_total = scratch
+    d_sums, before, center, after, more, affine, query, turned_query, key, d_x, d_affine, d_query, d_key = refs[:13]
+    *scratch, total, query_total, key_total = refs[13:]
     pixels, tables = Normalized(*scratch), (turned_query, key)
     gradient = Gradient(tiling, program, x=before, affine=affine, d_x=d_x, d_affine=d_affine, total=total, more=more)
     pl.when(program.begins)(lambda: clear(query_total, key_total))
@@ -96,12 +89,12 @@ def _sums_backward(tiling, program, *refs):
 
         @functools.cache
         def terms_of(start, stop):
-            """`Terms` of a group, its q, k and center [C, .], and four lists for the gradients of its heads.
+            """`Terms` of a group; q, k, and k without the halo, [C, .]; the query term's table [C, B]; four lists.
 
-            The lists collect the gradients of content, q, k and center.
+            The lists collect the heads' gradients of the content queries, of q, of k, and of k without the halo.
             """
             terms = Terms(tiling, pixels, tables, window=window, lanes=slice(start, stop))
-            turned = turn_over(terms.k), turn_over(terms.center)
+            turned = turn_over(terms.k), turn_over(terms.k[tiling.halo : tiling.halo + LANES])
             return terms, (terms.q.astype(jnp.float32), *turned), query[start:stop], ([], [], [], [])
 
         def run(head):

@@ -32,7 +32,10 @@ class Logits(Group):
     """The logits of a group of heads in a window."""
 
     def weigh(self, lanes, mask):
-        """Generator that returns w, float32 [S, L], of the head that has these `lanes` of the group."""
+        """Generator that returns w, float32 [S, L], and 1 / sum(w) [1, L], of the head with these `lanes` of the group.
+
+        The scale 1 / sum(w) is applied to the results of products with w, which have fewer rows than w.
+        """
         shear, k = self.tiling.shear, only(self.k, lanes)
         content, key_term = dot(k, self.content), dot(k, self.tables[1])
         query_term = dot(only(self.tables[0], lanes), self.q)
@@ -48,8 +51,8 @@ class Logits(Group):
 def _forward(tiling, program, *refs):
     """The outputs, and the sums of their batch norms.
 
-    Input refs: x three times, affine, the tables of the query term, the key term and the values, mirror. Output refs:
-    the content and the position output, and the sums [4, H*E] of content, content^2, position and position^2. The
+    Input refs: x three times, affine, the tables of the query term, the key term and the values. Output refs: the
+    content and the position output, and the sums [4, H*E] of content, content^2, position and position^2. The
     other refs are scratch memory.
     """
     before, center, after, affine, *tables, value_table, content, position, sums = refs[:10]
@@ -66,7 +69,7 @@ def _forward(tiling, program, *refs):
 
         @functools.cache
         def values_of(start, stop):
-            """v [C, M] of a group, and lists of its heads' content and (in mirrored order) position outputs [E, L]."""
+            """v [C, M] of a group, and lists of its heads' content and position outputs [E, L]."""
             return turn_over(pixels.v[window_rows(window, 2 * tiling.halo), start:stop]), [], []
 
         def run(head):
@@ -96,8 +99,8 @@ def _forward(tiling, program, *refs):
 
 _Refs = collections.namedtuple(
     "_Refs",
-    "before center after d_total content position affine factors query turned_query key value d_x d_affine d_query d_key "
-    "d_value normal_content normal_q normal_k normal_v total query_total key_total value_total",
+    "before center after d_total content position affine factors query turned_query key value d_x d_affine d_query "
+    "d_key d_value normal_content normal_q normal_k normal_v total query_total key_total value_total",
 )
 
 
@@ -105,8 +108,9 @@ def _backward(tiling, program, *refs):
     """The gradients of x, of its batch norm and of the tables.
 
     Input refs: x three times, the gradient of the sum of the normalised outputs, content, position, affine, factors,
-    the tables of the query term, the key term and the values [C, J], mirror. Output refs: d_x, d_affine, the gradients
-    of the three tables ([E, J] for the values). The other refs are scratch memory.
+    the table of the query term [C, B] and its transpose, the tables of the key term [C, J] and of the values [B, C].
+    Output refs: d_x, d_affine, the gradients of the three tables ([E, B] for the values). The other refs are scratch
+    memory.
     """
     refs = _Refs(*refs)
     totals = refs.query_total, refs.key_total, refs.value_total
@@ -141,9 +145,9 @@ class _WindowGradient:
         self.logits_of, self.values_of = functools.cache(self._logits_of), functools.cache(self._values_of)
 
     def _logits_of(self, start, stop):
-        """The operands of a group: `Logits`, q [C, L] in mirrored order, k [C, M], and three lists.
+        """The operands of a group: `Logits`, q [C, L], k [C, M], the query term's table [C, B], and three lists.
 
-        The lists collect the heads' gradients of the content queries, of q (in mirrored order) and of k.
+        The lists collect the heads' gradients of the content queries, of q and of k.
         """
         tables, lanes = (self.refs.turned_query, self.refs.key), slice(start, stop)
         logits = Logits(self.tiling, self.pixels, tables, window=self.window, lanes=lanes)
@@ -151,8 +155,8 @@ class _WindowGradient:
         return logits, q, turn_over(logits.k), self.refs.query[lanes], ([], [], [])
 
     def _values_of(self, start, stop):
-        """A group's v, d_content [C, L], d_position [L, C], mirrored d_position [C, L], table, and a list of d_v."""
-        refs, cast = self.refs, self.tiling.cast
+        """A group's v, the gradients [C, L] of its content and position outputs, table [B, C], and a list of d_v."""
+        refs = self.refs
         rows, lanes = window_rows(self.window), slice(start, min(stop, refs.d_total.shape[1]))
         d, *ys = (ref[rows, lanes].astype(jnp.float32) for ref in (refs.d_total, refs.content, refs.position))
 
@@ -228,7 +232,8 @@ def outputs(tiling, interpret, x, affine, tables):
         tiling: `Tiling`.
         interpret: whether jax interprets the kernel on a CPU.
         x, affine: q, k and v, and their batch norm (`tiling.py`).
-        tables: the tables of the query and the key term [lanes of q, J], scaled per head, and of the values [E, J].
+        tables: the tables of the query term [lanes of q, B] and the key term [lanes of q, J], scaled per head, and of
+            the values [E, B].
     """
     size = tiling.heads * tiling.value_depth
     output = jax.ShapeDtypeStruct((tiling.pixels, size), tiling.dtype)
