@@ -322,11 +322,14 @@ def run_in_step(generators):
     """
     running, waiting = [], iter(generators)
     while True:
-        running += itertools.islice(waiting, GANG)
+        gang = list(itertools.islice(waiting, GANG))
+        running += [gang] if gang else []
         if not running:
             return
         # The last gang goes first, so that its products start before an earlier gang waits for its own products.
-        running = [x for x in reversed(running) if next(x, StopIteration) is not StopIteration][::-1]
+        for gang in reversed(running):
+            gang[:] = [x for x in gang if next(x, StopIteration) is not StopIteration]
+        running = [gang for gang in running if gang]
 
 
 def run_windows(tiling, program, pixels, window_steps, *, around, affine):
