@@ -126,10 +126,10 @@ class _Kernels:
         return tf.concat([tf.pad(q, [[0, 0], [0, -q.shape[1] % LANES]]), self.align(affine)], 1)
 
     def table(self, name, scales):
-        """The rows of the table 'query' or 'key', scaled per head, in the order of `OFFSETS`: [lanes of q, J]."""
-        offsets = OFFSETS if name == "query" else -OFFSETS
-        rows = scales[:, None, None] * tf.transpose(table_rows(self.tables[name], offsets))  # [H, D, J]
-        rows = tf.reshape(rows, [-1, LANES])
+        """The table 'query' [lanes of q, B] in the order of a band, or 'key' [lanes of q, J], scaled per head."""
+        offsets = self.tiling.shear.band if name == "query" else -OFFSETS
+        rows = scales[:, None, None] * tf.transpose(table_rows(self.tables[name], offsets))  # [H, D, .]
+        rows = tf.reshape(rows, [-1, len(offsets)])
         return tf.pad(rows, [[0, -rows.shape[0] % LANES], [0, 0]])
 
     def project(self, x, kernel):
@@ -196,7 +196,7 @@ class _Kernels:
 
         on_content, on_query, on_key = tf.unstack(scales)
         tables = self.table("query", on_query), self.table("key", on_key)
-        value = tf.transpose(table_rows(self.tables["value"], OFFSETS))
+        value = tf.transpose(table_rows(self.tables["value"], self.tiling.shear.band))
         content, position, sums = attend(x, self.affine(affine, on_content), *tables, value)
         affines = output_affines(tf.reshape(sums, [2, 2, -1]))
         return normalize(content, position, affines)

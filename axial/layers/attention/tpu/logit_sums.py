@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from axial.layers.attention.tpu.programs import Operands, float_shape, run_programs
-from axial.layers.attention.tpu.shear import LANES, dot, dot_turned, turn_over
+from axial.layers.attention.tpu.shear import LANES, dot, dot_turned, join, turn_over
 from axial.layers.attention.tpu.tiling import (
     Gradient,
     Group,
@@ -20,33 +20,26 @@ from axial.layers.attention.tpu.tiling import (
 
 
 class Terms(Group):
-    """The logit terms of a group of heads in a window. A relative term is [pixels, J], for queries or for keys.
+    """The logit terms of a group of heads in a window. The relative terms are in the layout of their products.
 
     Args: see `Group`.
-
-    Attributes:
-        center: the keys of the window without its halo, [128, C].
     """
 
-    def __init__(self, tiling, pixels, tables, *, window, lanes):
-        super().__init__(tiling, pixels, tables, window=window, lanes=lanes)
-        self.center = self.k[tiling.halo : tiling.halo + LANES]
-
     def products(self, lanes):
-        """list of the content term [S, L], the query term [128, J] and the key term [128, J] of a head, in float32.
+        """list of the content term [S, L], the query term [B, L] and the key term [128, J] of a head, in float32.
 
         `lanes` are the lanes of the head within the group.
         """
-        q, k = (only(x, lanes) for x in (self.q, self.k))
-        halo = self.tiling.halo
+        k, halo = only(self.k, lanes), self.tiling.halo
         content = self.tiling.shear.fold(dot(k, self.content))
-        return [content, dot(q, self.tables[0]), dot(k[halo : halo + LANES], self.tables[1])]
+        return [content, dot(only(self.tables[0], lanes), self.q), dot(k[halo : halo + LANES], self.tables[1])]
 
 
 def _counted(tiling, first):
-    """list of a float32 mask [128, 128] for each term: 1 where a pair is visible."""
+    """list of a float32 mask for each of `Terms.products`: 1 where a pair is visible."""
     counted = tiling.counted(first)
-    return [tiling.visible(first).astype(jnp.float32), counted, counted]
+    by_key = jnp.transpose(join([counted[tiling.halo :], counted[: tiling.halo]]))  # in the order of `OFFSETS`
+    return [tiling.visible(first), counted[: len(tiling.shear.band)], by_key]
 
 
 def _sums(tiling, program, *refs):
@@ -85,9 +78,9 @@ def _sums_backward(tiling, program, *refs):
     Input refs: d_sums [2*terms, H], x three times, the other gradient of x, affine, the tables. Output refs: d_x,
     d_affine (through the sums only), the gradients of the tables. The other refs are scratch memory.
     """
-    d_sums, before, center, after, more, affine, query, key, d_x, d_affine, d_query, d_key, *scratch = refs
-    *scratch, total, query_total, key_total = scratch
-    pixels, tables = Normalized(*scratch), (query, key)
+    d_sums, before, center, after, more, affine, query, turned_query, key, d_x, d_affine, d_query, d_key = refs[:13]
+    *scratch, total, query_total, key_total = refs[13:]
+    pixels, tables = Normalized(*scratch), (turned_query, key)
     gradient = Gradient(tiling, program, x=before, affine=affine, d_x=d_x, d_affine=d_affine, total=total, more=more)
     pl.when(program.begins)(lambda: clear(query_total, key_total))
 
@@ -96,17 +89,18 @@ def _sums_backward(tiling, program, *refs):
 
         @functools.cache
         def terms_of(start, stop):
-            """`Terms` of a group, its q, k and center [C, .], and four lists for the gradients of its heads.
+            """`Terms` of a group; q, k, and k without the halo, [C, .]; the query term's table [C, B]; four lists.
 
-            The lists collect the gradients of content, q, k and center.
+            The lists collect the heads' gradients of the content queries, of q, of k, and of k without the halo.
             """
             terms = Terms(tiling, pixels, tables, window=window, lanes=slice(start, stop))
-            return terms, [turn_over(x) for x in (terms.q, terms.k, terms.center)], ([], [], [], [])
+            turned = turn_over(terms.k), turn_over(terms.k[tiling.halo : tiling.halo + LANES])
+            return terms, (terms.q.astype(jnp.float32), *turned), query[start:stop], ([], [], [], [])
 
         def run(head):
             lanes, rows = tiling.group(head, tiling.depth)
             head_rows = slice(head * tiling.depth, (head + 1) * tiling.depth)
-            terms, (q, k, center_keys), (d_contents, d_qs, d_ks, d_centers) = terms_of(lanes.start, lanes.stop)
+            terms, (q, k, center_keys), table, (d_contents, d_qs, d_ks, d_centers) = terms_of(lanes.start, lanes.stop)
             products = terms.products(rows)
             yield
             pairs = enumerate(zip(products, counted, strict=True))
@@ -115,9 +109,9 @@ def _sums_backward(tiling, program, *refs):
             yield
             d_contents.append(dot(tiling.cast(k[rows, : tiling.shear.keys]), d_content))
             d_ks.append(dot_turned(terms.content[rows], d_content))
-            d_qs.append(dot_turned(terms.tables[0][rows], d_of_query))
+            d_qs.append(dot(table[rows], d_of_query))
             d_centers.append(dot_turned(terms.tables[1][rows], d_of_key))
-            query_total[head_rows] += dot(tiling.cast(q[rows]), d_of_query)
+            query_total[head_rows] += dot_turned(tiling.cast(q[rows]), d_of_query)
             key_total[head_rows] += dot(tiling.cast(center_keys[rows]), d_of_key)
             if tiling.ends_group(head, tiling.depth):
                 for operand, heads in ((0, d_contents), (1, d_qs), (2, d_ks), (2, d_centers)):
@@ -140,9 +134,10 @@ def logit_sums(tiling, interpret, x, affine, tables):
     Args: see `outputs.outputs`.
     """
     keys = tiling.lanes[1].stop
+    query, key = map(tiling.cast, tables[:2])
     operands = Operands(
         around=[(x, keys)],
-        small=[affine, *map(tiling.cast, tables[:2])],
+        small=[affine, query.T, key],
         sums=[float_shape(6 * tiling.heads, LANES)],
         scratch=Normalized.scratch(tiling, values=False),
     )
@@ -155,12 +150,13 @@ def logit_sums_gradient(tiling, interpret, d_sums, x, more, affine, tables):
     Args: see `logit_sums`. d_sums is [2*terms, H], and `more` is another gradient of x, which d_x includes.
     """
     q, k, _ = tiling.lanes
+    query, key = map(tiling.cast, tables[:2])
     shapes = [table.shape for table in tables[:2]]
     operands = Operands(
         scalars=[d_sums],
         around=[(x, k.stop)],
         before=[(more, k.stop)],
-        small=[affine, *map(tiling.cast, tables[:2])],
+        small=[affine, query, query.T, key],
         sums=[float_shape(*shape) for shape in (affine.shape, *shapes)],
         scratch=Normalized.scratch(tiling, values=False) + Gradient.scratch(tiling, q.stop + k.stop, shapes),
     )

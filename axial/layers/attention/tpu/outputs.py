@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from axial.layers.attention.tpu.programs import Operands, float_shape, run_programs
-from axial.layers.attention.tpu.shear import LANES, dot, dot_turned, mirror_matrix, turn_over, up
+from axial.layers.attention.tpu.shear import LANES, dot, dot_turned, turn_over, up
 from axial.layers.attention.tpu.tiling import (
     ROWS,
     Gradient,
@@ -32,33 +32,36 @@ class Logits(Group):
     """The logits of a group of heads in a window."""
 
     def weigh(self, lanes, mask):
-        """Generator that returns w, float32 [S, L], of the head that has these `lanes` of the group."""
-        q, k = (only(x, lanes) for x in (self.q, self.k))
-        shear = self.tiling.shear
-        content, key_term, query_term = dot(k, self.content), dot(k, self.tables[1]), dot(q, self.tables[0])
+        """Generator that returns w, float32 [S, L], and 1 / sum(w) [1, L], of the head with these `lanes` of the group.
+
+        The scale 1 / sum(w) is applied to the results of products with w, which have fewer rows than w.
+        """
+        shear, k = self.tiling.shear, only(self.k, lanes)
+        content, key_term = dot(k, self.content), dot(k, self.tables[1])
+        query_term = dot(only(self.tables[0], lanes), self.q)
         yield
         logits = shear.fold(content) + mask
         logits += shear.rotate(shear.fold(key_term, rotated=True))
-        logits += jnp.transpose(shear.rotate(query_term))
+        logits += shear.to_slots(query_term)
         yield
         w = jnp.exp(logits - jnp.max(logits, 0, keepdims=True))
-        return w * (1.0 / jnp.sum(w, 0, keepdims=True))
+        return w, 1.0 / jnp.sum(w, 0, keepdims=True)
 
 
 def _forward(tiling, program, *refs):
     """The outputs, and the sums of their batch norms.
 
-    Input refs: x three times, affine, the tables of the query term, the key term and the values, mirror. Output refs:
-    the content and the position output, and the sums [4, H*E] of content, content^2, position and position^2. The
+    Input refs: x three times, affine, the tables of the query term, the key term and the values. Output refs: the
+    content and the position output, and the sums [4, H*E] of content, content^2, position and position^2. The
     other refs are scratch memory.
     """
-    before, center, after, affine, *tables, value_table, mirror, content, position, sums = refs[:11]
-    pixels, mirror = Normalized(*refs[11:]), mirror[...]
+    before, center, after, affine, *tables, value_table, content, position, sums = refs[:10]
+    pixels = Normalized(*refs[10:])
     pl.when(program.begins)(lambda: clear(sums))
 
     def window_steps(window):
         first = program.first + window * LANES
-        mask, inside = jnp.where(tiling.visible(first), 0.0, MASKED), tiling.inside(first, LANES)
+        mask, inside = (1.0 - tiling.visible(first)) * MASKED, tiling.inside(first, LANES)
 
         @functools.cache
         def logits_of(start, stop):
@@ -66,25 +69,22 @@ def _forward(tiling, program, *refs):
 
         @functools.cache
         def values_of(start, stop):
-            """v [C, M] of a group, and lists of its heads' content and (in mirrored order) position outputs [E, L]."""
+            """v [C, M] of a group, and lists of its heads' content and position outputs [E, L]."""
             return turn_over(pixels.v[window_rows(window, 2 * tiling.halo), start:stop]), [], []
 
         def run(head):
             lanes, rows = tiling.group(head, tiling.depth)
-            w = yield from logits_of(lanes.start, lanes.stop).weigh(rows, mask)
+            w, scale = yield from logits_of(lanes.start, lanes.stop).weigh(rows, mask)
             yield
             lanes, rows = tiling.group(head, tiling.value_depth)
             v, contents, positions = values_of(lanes.start, lanes.stop)
-            contents.append(dot(tiling.cast(v[rows, : tiling.shear.keys]), tiling.cast(tiling.shear.unfold(w))))
-            by_query = dot_turned(mirror, tiling.cast(w))
+            contents.append(dot(tiling.cast(v[rows, : tiling.shear.keys]), tiling.cast(tiling.shear.unfold(w))) * scale)
+            sheared = tiling.cast(tiling.shear.to_band(w))
             yield
-            sheared = tiling.cast(tiling.shear.rotate_back(by_query))
-            yield
-            positions.append(dot_turned(value_table[...], sheared))
+            positions.append(dot(value_table[...], sheared) * scale)
             if tiling.ends_group(head, tiling.value_depth):
                 lanes = slice(lanes.start, min(lanes.stop, content.shape[1]))
-                contents, positions = map(whole_registers, (contents, positions))
-                outputs = jnp.transpose(contents), dot_turned(mirror, tiling.cast(positions))
+                outputs = [jnp.transpose(whole_registers(heads)) for heads in (contents, positions)]
                 for i, (ref, y) in enumerate(zip((content, position), outputs)):
                     y = y[:, : lanes.stop - lanes.start]
                     ref[window_rows(window), lanes] = tiling.cast(y)
@@ -99,8 +99,8 @@ def _forward(tiling, program, *refs):
 
 _Refs = collections.namedtuple(
     "_Refs",
-    "before center after d_total content position affine factors query key value mirror d_x d_affine d_query d_key "
-    "d_value normal_content normal_q normal_k normal_v total query_total key_total value_total",
+    "before center after d_total content position affine factors query turned_query key value d_x d_affine d_query "
+    "d_key d_value normal_content normal_q normal_k normal_v total query_total key_total value_total",
 )
 
 
@@ -108,8 +108,9 @@ def _backward(tiling, program, *refs):
     """The gradients of x, of its batch norm and of the tables.
 
     Input refs: x three times, the gradient of the sum of the normalised outputs, content, position, affine, factors,
-    the tables of the query term, the key term and the values [C, J], mirror. Output refs: d_x, d_affine, the gradients
-    of the three tables ([E, J] for the values). The other refs are scratch memory.
+    the table of the query term [C, B] and its transpose, the tables of the key term [C, J] and of the values [B, C].
+    Output refs: d_x, d_affine, the gradients of the three tables ([E, B] for the values). The other refs are scratch
+    memory.
     """
     refs = _Refs(*refs)
     totals = refs.query_total, refs.key_total, refs.value_total
@@ -139,23 +140,23 @@ class _WindowGradient:
     def __init__(self, tiling, program, refs, pixels, gradient, window):
         self.tiling, self.refs, self.pixels, self.gradient, self.window = tiling, refs, pixels, gradient, window
         first = program.first + window * LANES
-        self.mirror, self.inside = refs.mirror[...], tiling.inside(first, LANES)
-        self.mask = jnp.where(tiling.visible(first), 0.0, MASKED)
+        self.inside = tiling.inside(first, LANES)
+        self.mask = (1.0 - tiling.visible(first)) * MASKED
         self.logits_of, self.values_of = functools.cache(self._logits_of), functools.cache(self._values_of)
 
     def _logits_of(self, start, stop):
-        """The operands of a group: `Logits`, q [C, L] in mirrored order, k [C, M], and three lists.
+        """The operands of a group: `Logits`, q [C, L], k [C, M], the query term's table [C, B], and three lists.
 
-        The lists collect the heads' gradients of the content queries, of q (in mirrored order) and of k.
+        The lists collect the heads' gradients of the content queries, of q and of k.
         """
-        tables, lanes = (self.refs.query, self.refs.key), slice(start, stop)
+        tables, lanes = (self.refs.turned_query, self.refs.key), slice(start, stop)
         logits = Logits(self.tiling, self.pixels, tables, window=self.window, lanes=lanes)
-        q = self.tiling.shear.mirror(logits.q.astype(jnp.float32))
-        return logits, turn_over(q), turn_over(logits.k), ([], [], [])
+        q = logits.q.astype(jnp.float32)
+        return logits, q, turn_over(logits.k), self.refs.query[lanes], ([], [], [])
 
     def _values_of(self, start, stop):
-        """A group's v, d_content [C, L], d_position [L, C], mirrored d_position [C, L], table, and a list of d_v."""
-        refs, cast = self.refs, self.tiling.cast
+        """A group's v, the gradients [C, L] of its content and position outputs, table [B, C], and a list of d_v."""
+        refs = self.refs
         rows, lanes = window_rows(self.window), slice(start, min(stop, refs.d_total.shape[1]))
         d, *ys = (ref[rows, lanes].astype(jnp.float32) for ref in (refs.d_total, refs.content, refs.position))
 
@@ -164,44 +165,42 @@ class _WindowGradient:
             y = jnp.where(self.inside, d * scale + shift + slope * ys[i], 0.0)
             return jnp.pad(y, [(0, 0), (0, stop - lanes.stop)]) if stop > lanes.stop else y
 
-        d1, d2 = turn_over(gradient_of(0)), gradient_of(1)
+        d1, d2 = turn_over(gradient_of(0)), turn_over(gradient_of(1))
         v = self.pixels.v[window_rows(self.window, 2 * self.tiling.halo), start:stop]
-        return v, d1, cast(d2), turn_over(self.tiling.shear.mirror(d2)), refs.value[start:stop], []
+        return v, d1, d2, refs.value[:, start:stop], []
 
     def run(self, head):
         """Generator that adds the gradients of a head."""
-        tiling, refs, shear, cast, mirror = self.tiling, self.refs, self.tiling.shear, self.tiling.cast, self.mirror
+        tiling, refs, shear, cast = self.tiling, self.refs, self.tiling.shear, self.tiling.cast
         lanes, rows = tiling.group(head, tiling.depth)
         value_lanes, value_rows = tiling.group(head, tiling.value_depth)
         head_rows = slice(head * tiling.depth, (head + 1) * tiling.depth)
-        logits, q, k, d_heads = self.logits_of(lanes.start, lanes.stop)
-        w = yield from logits.weigh(rows, self.mask)
-        v, d1, d2, d2_mirrored, table, d_vs = self.values_of(value_lanes.start, value_lanes.stop)
-        position_term = dot(only(d2, value_rows), table)
+        logits, q, k, query, d_heads = self.logits_of(lanes.start, lanes.stop)
+        w, scale = yield from logits.weigh(rows, self.mask)
+        v, d1, d2, table, d_vs = self.values_of(value_lanes.start, value_lanes.stop)
+        position_term = dot(only(table, value_rows), cast(d2))
         d_w = dot(only(v, value_rows), cast(d1))
         yield
-        d_w = shear.fold(d_w) + jnp.transpose(shear.rotate(position_term))
-        d_map = w * (d_w - jnp.sum(w * d_w, 0, keepdims=True))
+        d_w = shear.fold(d_w) + shear.to_slots(position_term)
+        d_map = w * ((d_w - scale * jnp.sum(w * d_w, 0, keepdims=True)) * scale)
         yield
         by_key = cast(shear.unfold(d_map))
-        d_vs.append(dot_turned(cast(d1[value_rows]), cast(shear.unfold(w))))
+        d_vs.append(dot_turned(cast(d1[value_rows] * scale), cast(shear.unfold(w))))
         k = cast(k[rows, : shear.keys])
         d_heads[0].append(dot(k, by_key))
         d_k = dot_turned(logits.content[rows], by_key)
-        w, d_query_term = dot_turned(mirror, cast(w)), dot_turned(mirror, cast(d_map))
         yield
-        w, d_query_term = cast(shear.rotate_back(w)), cast(shear.rotate_back(d_query_term))
+        w, d_query_term = cast(shear.to_band(w)), cast(shear.to_band(d_map))
         d_key_term = cast(shear.unfold(shear.unrotate(d_map), rotated=True))
         yield
-        refs.value_total[...] += dot(cast(d2_mirrored[value_rows]), w)
-        refs.query_total[head_rows] += dot(cast(q[rows]), d_query_term)
+        refs.value_total[...] += dot_turned(cast(d2[value_rows] * scale), w)
+        refs.query_total[head_rows] += dot_turned(cast(q[rows]), d_query_term)
         refs.key_total[head_rows] += dot(k, d_key_term)
-        d_heads[1].append(dot_turned(logits.tables[0][rows], d_query_term))
+        d_heads[1].append(dot(query[rows], d_query_term))
         d_heads[2].append(d_k + dot_turned(logits.tables[1][rows], d_key_term))
         if tiling.ends_group(head, tiling.depth):
-            d_content, d_q, d_k = map(whole_registers, d_heads)
-            for operand, d in enumerate((jnp.transpose(d_content), dot_turned(mirror, cast(d_q)), jnp.transpose(d_k))):
-                self.gradient.add(self.window, operand, lanes, d)
+            for operand, heads in enumerate(d_heads):
+                self.gradient.add(self.window, operand, lanes, jnp.transpose(whole_registers(heads)))
         if tiling.ends_group(head, tiling.value_depth):
             self.gradient.add(self.window, 3, value_lanes, jnp.transpose(whole_registers(d_vs)))
 
@@ -233,13 +232,15 @@ def outputs(tiling, interpret, x, affine, tables):
         tiling: `Tiling`.
         interpret: whether jax interprets the kernel on a CPU.
         x, affine: q, k and v, and their batch norm (`tiling.py`).
-        tables: the tables of the query and the key term [lanes of q, J], scaled per head, and of the values [E, J].
+        tables: the tables of the query term [lanes of q, B] and the key term [lanes of q, J], scaled per head, and of
+            the values [E, B].
     """
     size = tiling.heads * tiling.value_depth
     output = jax.ShapeDtypeStruct((tiling.pixels, size), tiling.dtype)
+    query, key, value = map(tiling.cast, tables)
     operands = Operands(
         around=[(x, x.shape[1])],
-        small=[affine, *map(tiling.cast, tables), mirror_matrix(tiling.dtype)],
+        small=[affine, query.T, key, value],
         outputs=[output] * 2,
         sums=[float_shape(4, size)],
         scratch=Normalized.scratch(tiling),
@@ -258,11 +259,11 @@ def outputs_gradient(tiling, interpret, x, affine, d, tables):
     shapes = [table.shape for table in tables]
     query, key, value = map(tiling.cast, tables)
     copies = up(tiling.sizes[2], LANES) // tiling.value_depth + 1
-    value = jnp.tile(value, (copies, 1))[: up(tiling.sizes[2], LANES)]
+    value = jnp.tile(value.T, (1, copies))[:, : up(tiling.sizes[2], LANES)]
     operands = Operands(
         around=[(x, x.shape[1])],
         blocks=d,
-        small=[affine, factors, query, key, value, mirror_matrix(tiling.dtype)],
+        small=[affine, factors, query, query.T, key, value],
         outputs=[x],
         sums=[float_shape(*shape) for shape in (affine.shape, *shapes)],
         scratch=Normalized.scratch(tiling) + Gradient.scratch(tiling, affine.shape[1], shapes),

@@ -5,13 +5,16 @@ fewer than 128 consecutive keys. So a map is [128 slots, 128 queries]. The slot 
 two keys of a query have the same slot. Most slots hold a key of the window. For the last queries, the first slots hold
 keys after the window. For the first queries, the last slots hold keys before it (`Shear.fold`, `Shear.unfold`).
 
-A relative term s = q_l . r_{m-l} starts as a product of all queries with the whole table, [queries, offsets]. The lane
-of an offset is the offset modulo 128. A TPU rotates row l to the right by l lanes in one operation (`Shear.rotate`),
-which turns lanes of offsets into lanes of slots. The inverse would rotate row l to the left, which the chip cannot do.
-So the inverse (`Shear.rotate_back`) takes rows in mirrored order: the eight rows of each register are in reverse order.
-Each row of a register then rotates to the right by one lane more than the row before.
+The relative term of a query, q_l . r_{m-l}, starts as a product of a band of the table with all queries, [offsets,
+queries]. A band has only the offsets in reach, in ascending order. Vector instructions move column l down by l rows,
+which turns rows of offsets into rows of slots (`Shear.to_slots`, `Shear.to_band`).
 
-Letters of the shapes: S slots, L queries, M keys of a window and its halo, J lanes of offsets. S, L and J are 128.
+The relative term of a key starts as a product of all keys with the whole table, [keys, offsets]. The lane of an offset
+is the offset modulo 128. A v5e rotates row i to the right by i lanes in one operation (`Shear.rotate`,
+`Shear.unrotate`), which turns lanes of offsets into lanes of queries.
+
+Letters of the shapes: S slots, L queries, M keys of a window and its halo, J lanes of offsets, B rows of a
+band. S, L and J are 128.
 """
 
 import dataclasses
@@ -64,9 +67,14 @@ def turn_over(x):
     return jnp.transpose(pad_rows(x.astype(jnp.float32), up(x.shape[0], LANES)))
 
 
-def mirror_matrix(dtype):
-    """The matrix whose product with 128 rows puts them in mirrored order."""
-    return jnp.asarray(np.eye(LANES)[np.arange(LANES) ^ (ROWS - 1)], dtype)
+def _registers(x):
+    """list of the registers [8, 128] of float32 x [R, 128]."""
+    return [x[start : start + ROWS] for start in range(0, len(x), ROWS)]
+
+
+def _rows_of(x, rows):
+    """The entries of a register x [8, 128] at the given rows int32 [8, 128], in the same lanes."""
+    return jnp.take_along_axis(x, rows, 0, mode="promise_in_bounds")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,8 +83,8 @@ class Shear:
 
     Attributes:
         halo: number of keys before a window, and after it: 16, 32 or 64.
-        strided: whether the TPU rotates each row by a different distance in one operation and gathers rows. A v5e can,
-            a v4 cannot.
+        strided: whether the TPU rotates each row by a different distance in one operation, and gathers rows within a
+            register. A v5e can, a v4 cannot.
     """
 
     halo: int
@@ -90,25 +98,64 @@ class Shear:
     def rotate(self, x):
         """float32 x [128, 128] with row i rotated to the right by i lanes.
 
-        If the rows are queries, lanes of offsets key - query become lanes of slots. If the rows are slots, lanes of
-        offsets query - key become lanes of queries.
+        The rows are slots. Lanes of offsets query - key become lanes of queries.
         """
         if self.strided:
             return pltpu.roll(x, 0, 1, stride=1, stride_axis=0)
-        return join([self._rotate_by_bits(x[start : start + ROWS], start) for start in range(0, LANES, ROWS)])
+        return join([self._rotate_by_bits(y, i * ROWS) for i, y in enumerate(_registers(x))])
 
-    def rotate_back(self, x):
-        """float32 x [128, 128], in mirrored order, with row i of the usual order rotated to the left by i lanes."""
-        parts = [(x[start : start + ROWS], LANES - ROWS + 1 - start) for start in range(0, LANES, ROWS)]
+    @property
+    def band(self):
+        """The offset of each row of a band, ascending. The offsets in reach are among them."""
+        return np.arange(-self.halo, min(self.halo + SUBLANES, LANES - self.halo))
+
+    def to_slots(self, x):
+        """float32 [B, L] -> [S, L]: moves column l down by l rows. Slots beyond the band get other finite numbers.
+
+        Args:
+            x: float32. It may have the rows of further offsets, up to 128 rows in all.
+        """
+        parts, first = _registers(x), self.halo // ROWS
+        parts += [None] * (LANES // ROWS - len(parts))
+        return join(self._move(parts[first:] + parts[:first], 1))
+
+    def to_band(self, x):
+        """float32 [S, L] -> [B, L]: moves column l up by l rows."""
+        parts, last = self._move(_registers(x), -1), -self.halo // ROWS
+        return join((parts[last:] + parts[:last])[: len(self.band) // ROWS])
+
+    def _move(self, parts, sign):
+        """Moves column l of 16 registers [8, 128] by l rows, cyclically: down if `sign` is 1, up if it is -1.
+
+        Vector instructions move rows within a register, and then select whole registers for each bit of the distance.
+        A register may be None; then its numbers do not matter.
+        """
+        row, lane = (iota((ROWS, LANES), axis) for axis in (0, 1))
+        source = row - sign * lane
         if self.strided:
-            return join([pltpu.roll(y, by, 1, stride=1, stride_axis=0) for y, by in parts])
-        return join([self._rotate_by_bits(y, by) for y, by in parts])
+            parts = [y if y is None else _rows_of(y, source & (ROWS - 1)) for y in parts]
+        else:  # a v4 cannot gather rows
+            for bit in (1, 2, 4):
+                mask, by = lane & bit != 0, sign * bit % ROWS
+                parts = [y if y is None else jnp.where(mask, pltpu.roll(y, by, 0), y) for y in parts]
+        for bit in (1, 2, 4, 8)[::sign]:
+            mask, others = source & (bit * ROWS) != 0, parts[bit:] + parts[:bit]
+            pairs = zip(parts, others, strict=True)
+            parts = [y if z is None else z if y is None else jnp.where(mask, z, y) for y, z in pairs]
+        return parts
 
     def unrotate(self, x):
-        """float32 x [128, 128], in the usual order, with row i rotated to the left by i lanes."""
-        if self.strided:
-            return self.mirror(self.rotate_back(self.mirror(x)))
-        return join([self._rotate_by_bits(x[start : start + ROWS], start, -1) for start in range(0, LANES, ROWS)])
+        """float32 x [128, 128] with row i rotated to the left by i lanes.
+
+        A v5e rotates to the right only. So the eight rows of each register are reversed. Then each row rotates to the
+        right by one lane more than the row before.
+        """
+        parts = enumerate(_registers(x))
+        if not self.strided:
+            return join([self._rotate_by_bits(y, i * ROWS, -1) for i, y in parts])
+        reverse = ROWS - 1 - iota((ROWS, LANES), 0)
+        pairs = ((LANES - ROWS + 1 - i * ROWS, _rows_of(y, reverse)) for i, y in parts)
+        return join([_rows_of(pltpu.roll(y, by, 1, stride=1, stride_axis=0), reverse) for by, y in pairs])
 
     def _rotate_by_bits(self, x, by, sign=1):
         """A register x [8, 128] with row i rotated to the right by i + `by` lanes; to the left if `sign` is -1."""
@@ -116,15 +163,6 @@ class Shear:
         for bit in (1, 2, 4):
             x = jnp.where(row & bit != 0, pltpu.roll(x, sign * bit % LANES, 1), x)
         return x
-
-    def mirror(self, x):
-        """float32 x [R, C] with its rows in mirrored order, or in the usual order if they were mirrored."""
-        row, parts = iota((ROWS, x.shape[1]), 0), [x[start : start + ROWS] for start in range(0, x.shape[0], ROWS)]
-        if self.strided:
-            return join([jnp.take_along_axis(y, ROWS - 1 - row, 0, mode="promise_in_bounds") for y in parts])
-        for bit in (1, 2, 4):  # a v4 cannot gather rows
-            parts = [jnp.where(row & bit != 0, pltpu.roll(y, bit, 0), pltpu.roll(y, ROWS - bit, 0)) for y in parts]
-        return join(parts)
 
     def _split(self, rotated):
         """Two masks, bool [halo, 128], of the first and the last `halo` slots.

@@ -21,6 +21,7 @@ import math
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
 from axial.layers.attention.tpu.shear import LANES, SUBLANES, Shear, iota, join, pad_rows, up
 
@@ -119,19 +120,15 @@ class Tiling:
         most = jnp.minimum(self.reach, self.length - 1 - position)
         return -jnp.minimum(self.reach, position), jnp.where(first + iota((1, LANES), 1) < self.pixels, most, -LANES)
 
-    def visible(self, first):
-        """bool [S, L]: the visible pairs of the window that starts at pixel `first`."""
-        least, most = self._bounds(first)
-        shape, half = (LANES, LANES), LANES // 2
-        offset = ((iota(shape, 0) - iota(shape, 1) + half) & (LANES - 1)) - half
-        return (offset >= least) & (offset <= most)
-
     def counted(self, first):
-        """float32 [128, J]: 1 where a pixel sees a key at an offset, in the order of `OFFSETS`."""
+        """float32 [128, L]: 1 where a query sees its key at an offset, in the order of a band (`Shear.band`)."""
         least, most = self._bounds(first)
-        shape, half = (LANES, LANES), LANES // 2
-        offset = ((iota(shape, 0) + half) & (LANES - 1)) - half
-        return jnp.transpose(((offset >= least) & (offset <= most)).astype(jnp.float32))
+        offset = iota((LANES, LANES), 0) - self.halo
+        return ((offset >= least) & (offset <= most)).astype(jnp.float32)
+
+    def visible(self, first):
+        """float32 [S, L]: 1 at the visible pairs of the window that starts at pixel `first`."""
+        return self.shear.to_slots(self.counted(first))
 
     def inside(self, first, rows):
         """bool [rows, 1]: which of the rows that start at pixel `first` are pixels and not padding."""
@@ -147,8 +144,8 @@ class Normalized:
     """Refs of a program's pixels after the batch norm of q, k and v, in fast memory.
 
     Attributes:
-        content: [WINDOWS, lanes of q, 128]: the queries of the content term, with the pixels in the lanes.
-        q: [pixels, lanes of q].
+        content, q: [WINDOWS, lanes of q, 128]: the queries of the content term, and of the query term, with the pixels
+            in the lanes.
         k, v: [pixels and halo, lanes of k or v]. v is None in kernels that do not read it.
     """
 
@@ -162,7 +159,7 @@ class Normalized:
         """list of (shape, dtype) of the refs, for `Operands`."""
         q, k, v = (x.stop - x.start for x in tiling.lanes)
         keys = ROWS + 2 * tiling.halo
-        shapes = [(WINDOWS, q, LANES), (ROWS, q), (keys, k), *[(keys, v)] * values]
+        shapes = [(WINDOWS, q, LANES)] * 2 + [(keys, k), *[(keys, v)] * values]
         return [(shape, tiling.dtype) for shape in shapes]
 
     def fill(self, tiling, x, affine, first):
@@ -192,9 +189,8 @@ class Normalized:
 
         def window(i, _):
             rows, start = window_rows(i), first + i * LANES
-            queries = x[rows, q]
-            self.content[i] = tiling.cast(jnp.transpose(norm(queries, start, q, 0)))
-            self.q[rows, :] = tiling.cast(norm(queries, start, q, q.stop))
+            for ref, shift in ((self.content, 0), (self.q, q.stop)):
+                ref[i] = tiling.cast(jnp.transpose(norm(x[rows, q], start, q, shift)))
             keys(x, rows, start, pl.ds(pl.multiple_of(i * LANES + halo, halo), LANES))
             return 0
 
@@ -212,21 +208,21 @@ class Group:
     Args:
         tiling: `Tiling`.
         pixels: `Normalized`.
-        tables: refs of the tables of the query and the key term, [lanes of q, J].
+        tables: refs of the tables of the query term [B, lanes of q] and of the key term [lanes of q, J].
         window: index of the window.
         lanes: slice of the group's lanes.
 
     Attributes:
-        content: the queries of the content term, [C, L].
-        q, k: [L, C] and [M, C].
-        tables: the tables of the group, [C, J] each.
+        content, q: the queries of the content term and of the query term, [C, L].
+        k: [M, C].
+        tables: the tables of the group, [B, C] and [C, J].
     """
 
     def __init__(self, tiling, pixels, tables, *, window, lanes):
         self.tiling = tiling
-        self.content, self.q = pixels.content[window, lanes], pixels.q[window_rows(window), lanes]
+        self.content, self.q = pixels.content[window, lanes], pixels.q[window, lanes]
         self.k = pixels.k[window_rows(window, 2 * tiling.halo), lanes]
-        self.tables = [table[lanes] for table in tables]
+        self.tables = tables[0][:, lanes], tables[1][lanes]
 
 
 class Gradient:
@@ -304,7 +300,8 @@ class Gradient:
 def only(x, lanes):
     """x [., C] with zeros outside `lanes`, the lanes of a head."""
     lane = iota((1, x.shape[1]), 1)
-    return jnp.where((lane >= lanes.start) & (lane < lanes.stop), x, jnp.zeros((), x.dtype))
+    kept = jnp.where((lane >= lanes.start) & (lane < lanes.stop), jnp.uint32(0xFFFFFFFF), jnp.uint32(0))
+    return pltpu.bitcast(pltpu.bitcast(x, jnp.uint32) & kept, x.dtype)
 
 
 def clear(*refs):
