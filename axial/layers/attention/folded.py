@@ -3,8 +3,8 @@
 import numpy as np
 import tensorflow as tf
 
-from axial.layers.attention.layer import KERNELS, attend_fast, join_heads, logit_maps, split_heads
-from axial.layers.attention.windows import table_rows
+from axial.layers.attention.layer import KERNELS, attend_fast, logit_maps
+from axial.layers.attention.windows import join_heads, split_heads, table_rows
 from axial.layers.configured import Layer, Unfolded
 from axial.layers.conv import product
 from axial.layers.device import choose, import_kernels

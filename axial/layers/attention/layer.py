@@ -30,7 +30,7 @@ import tf_keras as keras
 from axial.errors import InputError
 from axial.io.check import check_choice
 from axial.layers.attention import cpu, xla
-from axial.layers.attention.windows import SquareWindows, Windows, check_span, table_rows
+from axial.layers.attention.windows import SquareWindows, Windows, check_span, join_heads, split_heads, table_rows
 from axial.layers.batch_norm import BatchNorm, BatchNormConfig, BatchScales, LogitNorm
 from axial.layers.configured import Layer
 from axial.layers.conv import product
@@ -229,16 +229,6 @@ def logit_maps(q, k, rows, terms):
         "key": lambda: tf.einsum("bmhd,lmd->bhlm", k, rows["key"]),
     }
     return widen(tf.stack([products[term]() for term in terms]))
-
-
-def split_heads(x, windows, heads):
-    """[N, h, w, H*D] -> [B, L, H, D]."""
-    return tf.reshape(windows.split_lines(x), [-1, windows.length, heads, x.shape[3] // heads])
-
-
-def join_heads(y, windows):
-    """[B, L, H, E] -> [N, h, w, H*E]."""
-    return windows.join_lines(tf.reshape(y, [-1, windows.length, 1, y.shape[2] * y.shape[3]]))
 
 
 # === The fast implementations ===

@@ -60,6 +60,16 @@ def visible_rows(table, windows, key_term):
     return tf.constant(visible, rows.dtype), rows
 
 
+def split_heads(x, windows, heads):
+    """[N, h, w, H*D] -> [B, L, H, D]."""
+    return tf.reshape(windows.split_lines(x), [-1, windows.length, heads, x.shape[3] // heads])
+
+
+def join_heads(y, windows):
+    """[B, L, H, E] -> [N, h, w, H*E]."""
+    return windows.join_lines(tf.reshape(y, [-1, windows.length, 1, y.shape[2] * y.shape[3]]))
+
+
 def check_span(span):
     """Raises InputError unless `span` is None or an odd number of at least 1."""
     if span is not None and (span < 1 or span % 2 == 0):
