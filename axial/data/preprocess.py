@@ -134,8 +134,7 @@ def fitted_size(size, canvas, scale=1.0):
     size, canvas = tf.cast(size, tf.float32), tf.cast(canvas, tf.float32)
     fitted = tf.round(size * tf.reduce_min(canvas / size) * scale)
     kept = tf.reduce_all((tf.abs(fitted - size) <= 1) & (size <= canvas))
-    fitted = tf.where(kept, size, fitted)
-    return tf.cast(tf.maximum(fitted, 1), tf.int32)
+    return tf.cast(tf.maximum(tf.where(kept, size, fitted), 1), tf.int32)
 
 
 def place_image(image, valid_size, canvas, corner=(0, 0)):
@@ -184,7 +183,7 @@ def _resized(image, valid_size, first, extent):
     top, left = tf.unstack(tf.cast(start, tf.int32))
     rows, columns = tf.unstack(tf.cast(extent, tf.int32))
     if IN_FILE.get():
-        return resize_by_products(image, valid_size, _triangle)
+        return resize_by_products(image, valid_size, lambda distances: tf.maximum(1 - distances, 0.0))
     resized = tf.raw_ops.ScaleAndTranslate(
         images=tf.convert_to_tensor(image)[None, top : end[0], left : end[1]],
         size=tf.maximum(tf.cast(extent, tf.int32), 1),  # the op cannot make an empty image
@@ -215,10 +214,6 @@ def resize_by_products(image, size, kernel):
 
     rows = tf.matmul(weights(height, size[0]), tf.reshape(tf.cast(image, tf.float32), [height, -1]))
     return tf.matmul(weights(width, size[1])[None], tf.reshape(rows, [size[0], width, image.shape[-1]]))
-
-
-def _triangle(distances):
-    return tf.maximum(1 - distances, 0.0)
 
 
 def _nearest(first, extent, valid_size, side):

@@ -128,8 +128,7 @@ def encode_example(fields):
             feature[key] = tf.train.Feature(bytes_list=tf.train.BytesList(value=values))
         else:
             feature[key] = tf.train.Feature(int64_list=tf.train.Int64List(value=map(int, values)))
-    example = tf.train.Example(features=tf.train.Features(feature=feature))
-    return example.SerializeToString(deterministic=True)
+    return tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString(deterministic=True)
 
 
 def parse_example(serialized, labels="panoptic"):

@@ -53,5 +53,4 @@ def drop_images(x, rate):
 
 def dropout(x, rate):
     """x with each element zeroed with probability `rate` and the other elements divided by 1 - rate."""
-    kept = tf.cast(uniform(tf.shape(x)) >= rate, x.dtype)
-    return x * kept * tf.cast(1 / (1 - rate), x.dtype)
+    return x * tf.cast(uniform(tf.shape(x)) >= rate, x.dtype) * tf.cast(1 / (1 - rate), x.dtype)

@@ -59,7 +59,9 @@ def scored(stream, scores, make, processes=0):
     try:
         while pairs := list(itertools.islice(stream, AT_ONCE)):
             examples, predictions = zip(*pairs)
-            labelled = [*zip(map(_labels, examples), predictions)]
+            # No metric needs the network's input.
+            labels = [{name: x for name, x in each.items() if name != "image"} for each in examples]
+            labelled = [*zip(labels, predictions)]
             waiting.append((examples, pool.submit(_score, make, (number, step), labelled)))
             number += step * len(pairs)
             while waiting and (waiting[0][1].done() or len(waiting) * AT_ONCE >= WAITING):
@@ -68,11 +70,6 @@ def scored(stream, scores, make, processes=0):
             yield added()
     finally:
         pool.shutdown(kill_workers=True)
-
-
-def _labels(example):
-    """An example without the network's input, which no metric needs."""
-    return {name: value for name, value in example.items() if name != "image"}
 
 
 def _start(parent):

@@ -195,13 +195,11 @@ class _Unpickler(pickle._Unpickler):
             raise InputError("its pickle is damaged")
         return self.storage(str(key), dtype, count)
 
-    def load_empty_dict(self):
-        self.append(_Dict())
-
-    def load_build(self):
-        self.stack.pop()  # ignores attributes of a container, such as `_metadata` of a state dict
-
-    dispatch |= {pickle.EMPTY_DICT[0]: load_empty_dict, pickle.BUILD[0]: load_build}
+    # BUILD ignores attributes of a container, such as `_metadata` of a state dict.
+    dispatch |= {
+        pickle.EMPTY_DICT[0]: lambda self: self.append(_Dict()),
+        pickle.BUILD[0]: lambda self: self.stack.pop(),
+    }
 
 
 def _view(storage, offset, size, stride):

@@ -117,8 +117,7 @@ def restore_model(model: Model, prefix: str) -> None:
     """
     check_fits(model, prefix)
     with refused(prefix, "cannot be restored"):
-        status = tf.train.Checkpoint(model=model).read(prefix)
-        status.assert_existing_objects_matched().expect_partial()
+        tf.train.Checkpoint(model=model).read(prefix).assert_existing_objects_matched().expect_partial()
         reader = tf.compat.v1.train.NewCheckpointReader(prefix)
         if reader.has_tensor(f"averages/0{VALUE}"):
             for i, variable in enumerate(model.trainable_variables):

@@ -256,7 +256,7 @@ def module(setting, size, channels, window=None):
         return pixels * (2 * square + keys * channels * GROUPS + keys * channels + square)
     terms, differences = Terms.of(setting), sum(window or 2 * side - 1 for side in sides)
     maps_of_keys = pixels if window else 1  # each window has different keys
-    count = pixels * square * (2 + terms.needs_query + terms.needs_key)  # values and output always count
+    count = pixels * square * (2 + terms.needs_query + (terms.query_key or terms.key))  # values and output always count
     count += differences * square if terms.needs_position else 0
     if terms.query_key:
         count += pixels * keys * channels

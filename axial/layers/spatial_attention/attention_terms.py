@@ -57,20 +57,12 @@ class Terms:
         return self.query_key or self.query_position
 
     @property
-    def needs_key(self):
-        return self.query_key or self.key
-
-    @property
     def needs_position(self):
         return self.query_position or self.position
 
     @property
     def key_only(self):
         return not (self.needs_query or self.position)
-
-    @property
-    def position_only(self):
-        return not (self.needs_query or self.key)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,8 +146,7 @@ def logits(query, key, visible, training=False):
     """
     total = []
     if "content" in query:
-        product = tf.matmul(_flat(query["content"]), _flat(key["key"]), transpose_b=True)
-        total.append(widen(product))
+        total.append(widen(tf.matmul(_flat(query["content"]), _flat(key["key"]), transpose_b=True)))
     axis_logits = _axis_logits(query, key) if "rows" in query else ()
     if visible and adds(training):
         # Masking each axis before the map of pairs is made saves a pass over the map.

@@ -159,8 +159,7 @@ class DynamicConv(Unfolded, Layer):
         check_index(index, cache["gated"].shape[1])
         h = self._gated(x)
         gated = written(cache["gated"], h, index)
-        padded = tf.pad(gated, [[0, 0], [self.before, 0], [0, 0]])
-        near = tf.gather(padded, index + tf.range(self.side), axis=1)
+        near = tf.gather(tf.pad(gated, [[0, 0], [self.before, 0], [0, 0]]), index + tf.range(self.side), axis=1)
         near = tf.reshape(near, [-1, self.side, self.groups, h.shape[2] // self.groups])
         y = tf.einsum("nlgt,ntgc->nlgc", self.kernels(h), near)
         return _linear(tf.reshape(y, tf.shape(h)), self.output_kernel, self.output_bias), {"gated": gated}

@@ -122,7 +122,7 @@ class GeneralizedAttention(Unfolded, Layer):
             return weight(name, [self.heads, self.depth], keras.initializers.RandomUniform(-bound, bound))
 
         self.query_kernel = kernel("query_kernel") if terms.needs_query else None
-        self.key_kernel = kernel("key_kernel") if terms.needs_key else None
+        self.key_kernel = kernel("key_kernel") if terms.query_key or terms.key else None
         self.value_kernel = kernel("value_kernel")
         sides = ("row", "column")[: self.axes] if terms.needs_position else ()
         self.position_kernels = {f"{name}s": kernel(f"{name}_position_kernel", channels // self.axes) for name in sides}
@@ -195,7 +195,7 @@ class GeneralizedAttention(Unfolded, Layer):
         if self.terms.key_only and same and self.key_stride == 1:
             return join_heads(tf.cast(pool_near(saliency, value, grid, key_mask), value.dtype))
         tables = operands.tables(grid)
-        if self.terms.position_only and key_mask is None:
+        if not (self.terms.needs_query or self.terms.key) and key_mask is None:
             return join_heads(separable(tables, value, grid, training))
         query, key = operands.queries(x), operands.keys(keys, saliency)
         key["value"] = value

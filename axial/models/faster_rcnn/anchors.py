@@ -53,8 +53,7 @@ def choose(positive, negative, count, draw, *, positive_fraction):
     def ranked(mask):
         """Ranks [..., n] of the examples in `mask`, in a random order; n for the other examples."""
         order = tf.argsort(tf.where(mask, draw, 2.0), axis=-1)
-        rank = tf.argsort(order, axis=-1)
-        return tf.where(mask, rank, n)
+        return tf.where(mask, tf.argsort(order, axis=-1), n)
 
     chosen = ranked(positive) < limit
     room = count - tf.reduce_sum(tf.cast(chosen, tf.int32), -1, keepdims=True)

@@ -118,16 +118,10 @@ def _is_peak(hot, kernel):
 
 
 @functools.cache
-def _compiled():
-    """`group_pixels`, compiled by XLA if possible. XLA compares several centres in one pass over the pixels."""
-    return device.compiled(group_pixels, device.has_xla())
-
-
 def _each(function, maps, signature):
     """`tf.map_fn` over a batch. A file has a batch of one image and no loop."""
     if IN_FILE.get():
-        result = function(tuple(x[0] for x in maps))
-        return tf.nest.map_structure(lambda x: x[None], result)
+        return tf.nest.map_structure(lambda x: x[None], function(tuple(x[0] for x in maps)))
     return tf.map_fn(function, maps, fn_output_signature=signature)
 
 
@@ -191,7 +185,8 @@ def postprocess(maps, spec, config):
         semantic, offsets, centers, scores = inputs
         count = tf.reduce_sum(tf.cast(scores > 0, tf.int32))
         thing = tf.gather(tf.constant(spec.things), semantic) & (count > 0)
-        group = group_pixels if IN_FILE.get() else _compiled()
+        # XLA compares several centres in one pass over the pixels.
+        group = group_pixels if IN_FILE.get() else device.compiled(group_pixels, device.has_xla())
         instance = tf.where(thing, group(offsets, centers, count) + 1, 0)
         return instance, *merge_semantic_and_instance(semantic, instance, most, spec=spec, config=config)
 
@@ -355,8 +350,7 @@ def _piece_graph(spec, config):
             labels = tf.where(other & (new < spec.label_divisor), label - number + new, label)
         else:
             labels = tf.where(is_main, label, spec.void)
-        small = tf.cast(area, tf.float32) * scale**2 < config.thing_area
-        labels = tf.where((number > 0) & small, spec.void, labels)
+        labels = tf.where((number > 0) & (tf.cast(area, tf.float32) * scale**2 < config.thing_area), spec.void, labels)
         return tf.gather(tf.where(number > 0, tf.gather(labels, root), label), run)
 
     signature = [tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([], tf.float32)]

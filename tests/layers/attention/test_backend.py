@@ -114,6 +114,14 @@ def test_chunks_and_recomputing_change_nothing(monkeypatch, backend, axis, span,
     check_steps(actual, expected, 1e-4)
 
 
+def test_short_products_on_a_tpu_change_nothing(monkeypatch):
+    """On a TPU, `xla.py` computes maps of few channels as sums of products, not as matrix products."""
+    layer, x = make(span=5, backend="xla"), tf.random.stateless_normal([1, 3, 9, 4], [0, 1])
+    expected = step(layer, x)
+    monkeypatch.setattr(device, "on_tpu", lambda: True)
+    check_steps(step(layer, x), expected, 1e-4)
+
+
 @pytest.mark.parametrize("backend,span,value", [("cpu", None, True), ("xla", 5, True)])
 def test_large_maps_are_made_in_chunks(monkeypatch, backend, span, value):
     """Inference in chunks has the same output. No tensor is as large as the attention logits of all lines."""

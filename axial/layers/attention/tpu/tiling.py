@@ -321,11 +321,8 @@ def run_in_step(generators):
     While one gang waits for matrix products, another gang transposes its maps.
     """
     running, waiting = [], iter(generators)
-    while True:
-        gang = list(itertools.islice(waiting, GANG))
-        running += [gang] if gang else []
-        if not running:
-            return
+    while (gang := list(itertools.islice(waiting, GANG))) or running:
+        running.append(gang)
         # The last gang goes first, so that its products start before an earlier gang waits for its own products.
         for gang in reversed(running):
             gang[:] = [x for x in gang if next(x, StopIteration) is not StopIteration]
