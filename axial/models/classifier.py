@@ -28,5 +28,4 @@ class Classifier(Network):
 
     def call(self, images, training=False):
         features = self.backbone(images, training=training and self.trainable)["res5"]
-        mean = tf.reduce_mean(widen(features), [1, 2], keepdims=True)
-        return {LOGITS: tf.squeeze(self.logits(mean), [1, 2])}
+        return {LOGITS: tf.squeeze(self.logits(tf.reduce_mean(widen(features), [1, 2], keepdims=True)), [1, 2])}

@@ -56,8 +56,7 @@ def photo_size(size, sides, canvas):
     size = tf.cast(size, tf.float32)
     sides, canvas = tf.constant(sides, tf.float32), tf.constant(canvas, tf.float32)
     scales = [sides[0] / tf.reduce_min(size), sides[1] / tf.reduce_max(size), *tf.unstack(canvas / size)]
-    scale = tf.reduce_min(tf.stack(scales))
-    return tf.cast(tf.clip_by_value(tf.round(size * scale), 1, canvas), tf.int32)
+    return tf.cast(tf.clip_by_value(tf.round(size * tf.reduce_min(tf.stack(scales))), 1, canvas), tf.int32)
 
 
 def place_photo(photo, sides, canvas):

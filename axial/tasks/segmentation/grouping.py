@@ -118,6 +118,11 @@ def _is_peak(hot, kernel):
 
 
 @functools.cache
+def _compiled():
+    """`group_pixels`, compiled by XLA if possible. XLA compares several centres in one pass over the pixels."""
+    return device.compiled(group_pixels, device.has_xla())
+
+
 def _each(function, maps, signature):
     """`tf.map_fn` over a batch. A file has a batch of one image and no loop."""
     if IN_FILE.get():
@@ -185,8 +190,7 @@ def postprocess(maps, spec, config):
         semantic, offsets, centers, scores = inputs
         count = tf.reduce_sum(tf.cast(scores > 0, tf.int32))
         thing = tf.gather(tf.constant(spec.things), semantic) & (count > 0)
-        # XLA compares several centres in one pass over the pixels.
-        group = group_pixels if IN_FILE.get() else device.compiled(group_pixels, device.has_xla())
+        group = group_pixels if IN_FILE.get() else _compiled()
         instance = tf.where(thing, group(offsets, centers, count) + 1, 0)
         return instance, *merge_semantic_and_instance(semantic, instance, most, spec=spec, config=config)
 
