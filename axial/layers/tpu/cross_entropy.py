@@ -93,7 +93,7 @@ def _run(kernel, interpret, first, weights, columns, *inputs):
         specs = pl.BlockSpec((1, 1, *shape[2:]), lambda n, b, _: (n, b, 0, 0, 0))
         shapes = jax.ShapeDtypeStruct(shape, x.dtype)
     in_specs = [
-        pl.BlockSpec((1, ROWS, count), lambda n, b, _: (b, 0, 0)),
+        pl.BlockSpec((1, ROWS, count), lambda n, b, _: (b, 0, 0), memory_space=pltpu.SMEM),
         pl.BlockSpec(columns.shape, lambda n, b, _: (0, 0)),
         *[pixel_block] * len(maps),
         pl.BlockSpec(logit_rows, lambda n, b, first: (n, first[b], 0, 0)),
@@ -110,7 +110,7 @@ def _run(kernel, interpret, first, weights, columns, *inputs):
 
 def _resize(x, weights, row):
     """The logits of a row of pixels, before its columns are resized, [C, w]."""
-    total = sum(weights[0, row : row + 1, i : i + 1] * x[0, i].astype(jnp.float32) for i in range(x.shape[1]))
+    total = sum(weights[0, row, i] * x[0, i].astype(jnp.float32) for i in range(x.shape[1]))
     return total.astype(x.dtype)
 
 
@@ -144,6 +144,6 @@ def _backward(_, weights, columns, labels, log_sums, d, x, d_x):
             p = jnp.exp(z - log_sums[0, row : row + 1, lanes])
             g = (jnp.where(hot, p - 1.0, p) * d[0, row : row + 1, lanes]).astype(columns.dtype)
             total += lax.dot_general(g, columns[:, lanes], (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-        sums = [each + weights[0, row : row + 1, i : i + 1] * total for i, each in enumerate(sums)]
+        sums = [each + weights[0, row, i] * total for i, each in enumerate(sums)]
     for i, each in enumerate(sums):
         d_x[0, 0, i] = each.astype(d_x.dtype)
