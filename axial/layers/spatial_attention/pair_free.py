@@ -116,5 +116,4 @@ def separable(tables, value, grid, training=False):
         total = widen(tf.gather(tables[name], axis.rows(), axis=1))
         total = hide(total, axis.visible(), training) if grid.visible() else total
         weights.append(tf.cast(tf.nn.softmax(total), value.dtype))
-    y = tf.einsum("mwx,nmyxd->nmywd", weights[1], value)
-    return tf.einsum("mhy,nmywd->nmhwd", weights[0], y)
+    return tf.einsum("mhy,nmywd->nmhwd", weights[0], tf.einsum("mwx,nmyxd->nmywd", weights[1], value))

@@ -102,8 +102,7 @@ def _segment_boxes(segments, count):
     def edges(coordinates):
         coordinates = tf.reshape(coordinates, [-1])
         first = tf.math.unsorted_segment_min(coordinates, flat, count + 1)[1:]
-        last = tf.math.unsorted_segment_max(coordinates, flat, count + 1)[1:]
-        return first, last - first + 1
+        return first, tf.math.unsorted_segment_max(coordinates, flat, count + 1)[1:] - first + 1
 
     (x, width), (y, height) = edges(columns), edges(rows)
     area = tf.math.unsorted_segment_sum(tf.ones_like(flat), flat, count + 1)[1:]

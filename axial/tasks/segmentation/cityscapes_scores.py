@@ -54,6 +54,10 @@ def _truth(tree, split, kind):
     return sorted(glob.glob(os.path.join(glob.escape(folder), "*", f"*_{kind}.png")))
 
 
+def _write_nothing(*_):
+    pass
+
+
 def _score(tree, results, split, work):
     from cityscapesscripts.evaluation import evalInstanceLevelSemanticLabeling as instance_level
     from cityscapesscripts.evaluation import evalPanopticSemanticLabeling as panoptic_level
@@ -66,7 +70,7 @@ def _score(tree, results, split, work):
     truth, files = (inside(folder, title, "--split") for folder in (work, os.path.join(results, "panoptic")))
     scores = os.path.join(work, "panoptic_scores.json")
     panoptic = panoptic_level.evaluatePanoptic(f"{truth}.json", truth, f"{files}.json", files, resultsFile=scores)
-    instance_level.writeDict2JSON = lambda *_: None  # its cache has counts that JSON cannot hold
+    instance_level.writeDict2JSON = _write_nothing  # its cache has counts that JSON cannot hold
     quiet = {"JSONOutput": False, "quiet": True, "predictionWalk": None}
     quiet |= {"gtInstancesFile": os.path.join(work, "instances.json")}
     options = {**quiet, "predictionPath": os.path.join(results, "instance")}
