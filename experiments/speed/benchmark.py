@@ -40,6 +40,7 @@ from axial.models.axial_deeplab.axial_resnet import AxialResNet, AxialResNetOpti
 from axial.models.classifier import Classifier
 from axial.models.registry import build_model
 from textbook import TextbookPair
+from torch_steps import resident
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "paper"))
 from published import ROWS
@@ -64,12 +65,8 @@ WORKS = {
     "model_batch1": ("folded", "ours", "textbook", "resnet101"),
 }
 QUICK = ("layer_train", "layer_train_56", "model_batch1")
-MODULES = {
-    "peers": "peers",
-    "predict": "predict_speed",
-    "study": "study_speed",
-    "systems": "systems",
-}  # suites in other modules
+# Suites in other modules.
+MODULES = {"peers": "peers", "predict": "predict_speed", "study": "study_speed", "systems": "systems"}
 SIZES = (257, 513, 1025, 2049)  # widths of the images of --suite=scaling
 SPANS = (None, 129, 65, 17)
 ROWS_OF_STRIP, CHANNELS = 32, 64
@@ -98,13 +95,12 @@ def make_step(work, form):
     In inference, the batch norms of ResNet-101 are folded.
     """
     is_layer, training = work.startswith("layer"), "train" in work
-    size = size_of(work)
-    images = tf.random.stateless_normal(size, [0, 0])
+    images = tf.random.stateless_normal(size_of(work), [0, 0])
     norm = None if form == "folded" or (form == "resnet101" and not training) else NORM
     keras.mixed_precision.set_global_policy("mixed_bfloat16" if form == "bfloat16" else "float32")
     if is_layer:
         pair_class = TextbookPair if form == "textbook" else AxialPair
-        layer = pair_class(size[3] // 2, size[3], norm, name="pair")
+        layer = pair_class(images.shape[3] // 2, images.shape[3], norm, name="pair")
     elif form == "textbook":
         options = AxialResNetOptions(stem="imagenet", output_stride=32)
         layer = Classifier(TextbookResNet(options, NORM), 1000)
@@ -194,11 +190,6 @@ def peak_memory(make, form):
 
 def _peak(make, form):
     """Returns the `peak_memory` of a form, measured in this process relative to its memory before the step."""
-
-    def resident(name):
-        with open("/proc/self/status") as file:
-            return next(int(line.split()[1]) * 1024 for line in file if line.startswith(name))
-
     step = make(form)
     before = resident("VmRSS")
     with open("/proc/self/clear_refs", "w") as file:

@@ -33,7 +33,7 @@ import benchmark, torch_steps
 if len(sys.argv) > 1:
     step = benchmark.make_step(*sys.argv[1:])
     step(), step()
-print(torch_steps.peak_memory())
+print(torch_steps.resident("VmHWM"))
 """
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 
@@ -78,7 +78,12 @@ def _theirs(work, peaks):
     with subprocess.Popen(command, env=os.environ | SETTINGS, **pipes) as process:
 
         def step():
-            print(file=process.stdin, flush=True)
-            peaks["theirs"] = int(process.stdout.readline())
+            with contextlib.suppress(BrokenPipeError):
+                os.write(process.stdin.fileno(), b"\n")  # a buffer would fail again when the pipe is closed
+            if not (line := process.stdout.readline()):
+                raise InputError(
+                    f"AXIAL_TORCH={command[0]}: PyTorch's process ended before the step, for the reason above"
+                )
+            peaks["theirs"] = int(line)
 
         yield step

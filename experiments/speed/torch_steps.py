@@ -2,7 +2,7 @@
 
     CSRHDDLAM=CHECKOUT python torch_steps.py WORK SIZE
 
-After each step it prints `peak_memory()`.
+After each step it prints the largest number of bytes of memory that it has held.
 """
 
 import json
@@ -10,10 +10,10 @@ import os
 import sys
 
 
-def peak_memory():
-    """Returns the largest number of bytes of memory that this process has held."""
+def resident(name):
+    """Returns this process's memory in bytes: 'VmRSS' is what it holds now, 'VmHWM' the most that it has held."""
     with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(name))
 
 
 def make_step(work, size):
@@ -51,4 +51,4 @@ if __name__ == "__main__":
     step = make_step(sys.argv[1], json.loads(sys.argv[2]))
     for _ in sys.stdin:
         step()
-        print(peak_memory(), flush=True)
+        print(resident("VmHWM"), flush=True)
