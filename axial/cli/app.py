@@ -4,6 +4,7 @@ A command defines its flags at import. It imports TensorFlow only in its main fu
 """
 
 import ast
+import atexit
 import contextlib
 import ctypes
 import dataclasses
@@ -156,7 +157,6 @@ def _end_of(error):
     if isinstance(error, NonFiniteError):
         return 1, error
     if isinstance(error, Preempted):
-        gc.freeze()  # at exit Python would search a large model's graph for cycles, which takes seconds
         return PREEMPTED, error
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, "interrupted"
@@ -241,6 +241,7 @@ def _is_tensorflow_error(error):
     return isinstance(error, errors.OpError) and (away or not isinstance(error, faults))
 
 
+@functools.cache
 def import_tensorflow():
     """Imports TensorFlow and tf_keras for a command, and hides XLA's log messages.
 
@@ -251,12 +252,16 @@ def import_tensorflow():
     os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
     left_out = {"jax", "pandas"} - sys.modules.keys()
     sys.modules.update(dict.fromkeys(left_out))  # None makes an import fail
+    gc.disable()  # searching TensorFlow's modules for cycles would take half a second now, and more later
     try:
         import tensorflow  # noqa: F401
         import tf_keras  # noqa: F401
     finally:
         for name in left_out:
             del sys.modules[name]
+        gc.freeze()
+        atexit.register(gc.freeze)  # at exit, a search of a model's graph would take seconds
+        gc.enable()
     silence_xla()
 
 
