@@ -63,11 +63,14 @@ def turn(image, orientation):
 @_rare
 def _turn(image, orientation):
     def turned(mirror, quarters):
-        return lambda: tf.image.rot90(image[:, ::-1] if mirror else image, quarters)
+        x = image[:, ::-1] if mirror else image
+        for _ in range(quarters):  # tf.image.rot90 would trace four branches
+            x = tf.transpose(x[:, ::-1], [1, 0, 2])
+        return x
 
     # For each orientation: whether to mirror the image, then the number of counterclockwise quarter turns.
     turns = [(False, 0), (True, 0), (False, 2), (True, 2), (True, 1), (False, 3), (True, 3), (False, 1)]
-    return tf.switch_case(orientation - 1, [turned(*one) for one in turns])
+    return tf.switch_case(orientation - 1, [functools.partial(turned, *one) for one in turns])
 
 
 def _format(encoded):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import tensorflow as tf
 
@@ -149,7 +150,7 @@ class BatchNorm(Layer):
             return x * scale + shift
         maps = x if x.shape.rank == 4 else tf.reshape(x, [1, 1, -1, x.shape[-1]])
         empty = tf.zeros([0])
-        gamma, count = self.gamma, _count(x)
+        gamma, count = self.gamma, _count(x) if training else None
         if training and not x.shape[0]:  # without images, the gradient would be NaN under XLA
             gamma = tf.where(count > 0, gamma, tf.stop_gradient(gamma))
         y, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
@@ -247,6 +248,8 @@ class BatchScales:
 
 def _count(x):
     """The number of elements per channel of x, a float."""
+    if x.shape.is_fully_defined():
+        return tf.constant(math.prod(x.shape[:-1]), wide(x.dtype))
     return tf.cast(tf.reduce_prod(tf.shape(x)[:-1]), wide(x.dtype))
 
 
@@ -257,5 +260,6 @@ def update_moving(config, moving_mean, moving_variance, *, mean, variance, count
     if config.unbiased:
         variance = variance * count / tf.maximum(count - 1, 1.0)
     for moving, batch in ((moving_mean, mean), (moving_variance, variance)):
-        batch = tf.where(count > 0, tf.stop_gradient(batch), moving)
-        moving.assign_sub((moving - batch) * (1 - config.momentum))
+        if not tf.get_static_value(count):
+            batch = tf.where(count > 0, batch, moving)
+        moving.assign_sub((moving - tf.stop_gradient(batch)) * (1 - config.momentum))

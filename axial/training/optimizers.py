@@ -62,7 +62,8 @@ class Optimizer(keras.optimizers.Optimizer):
         """
         step = tf.where(finite | self.is_stopped(), self.bad_step, self.iterations)
         self.bad_step.assign(step)
-        gradients = [tf.where(self.is_stopped(), tf.zeros([], g.dtype), g) for g in gradients]
+        stopped = self.is_stopped()
+        gradients = [tf.where(stopped, tf.zeros([], g.dtype), g) for g in gradients]
         self.apply_gradients(zip(gradients, variables, strict=True), skip_gradients_aggregation=True)
 
     def _distributed_apply_gradients_fn(self, distribution, grads_and_vars):
@@ -218,8 +219,10 @@ class RAdamLookahead(Adam):
         if self.decay and decays:
             fast -= now["decay"] * start
         # Weights may have been loaded after the slots were made, so the first step copies them to the slow weights.
-        held = slow.assign_add(now["first"] * (start - slow))
-        held = slow.assign_add(now["slow"] * (fast - held))
+        held = tf.convert_to_tensor(slow)
+        held += now["first"] * (start - held)
+        held += now["slow"] * (fast - held)
+        slow.assign(held)
         variable.assign(tf.where(now["sync"], held, fast))
 
 

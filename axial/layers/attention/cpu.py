@@ -130,7 +130,7 @@ def position_sums(q, table, windows, key_term=False):
             by_position = _by_position(_in_turn(q, d), depth)
             first, second = tf.unstack(d, axis=1)
             first = tf.tile(first[None, :, None], [length, tf.shape(q)[0], 1])  # [length, A*G, 1]
-            scaled = tf.reshape(by_position, [-1, lanes * depth]) * tf.repeat(second, depth)
+            scaled = tf.reshape(by_position, [-1, lanes * depth]) * _by_channel(second, lanes, depth)
             scaled = tf.reshape(scaled, tf.shape(by_position))
             d_q = 2.0 * tf.matmul(scaled, grams) + tf.matmul(first, totals[:, None])
             d_grams = tf.matmul(scaled, by_position, transpose_a=True)
@@ -183,7 +183,7 @@ def attend(q, k, v, tables, *, windows, options, scales, training=False):
                 x = widen(windows.whole(k if term == "key" else q))
                 sums.append(position_sums(x, tables[term], windows, key_term=term == "key"))
         scales = scales.from_sums(tf.reduce_sum(tf.reshape(tf.stack(sums), [len(terms), -1, heads, 2]), 1))
-    scales = {term: tf.tile(x, [windows.abreast]) for term, x in zip(terms, tf.unstack(scales))}  # [G] each
+    scales = dict(zip(terms, tf.unstack(tf.tile(scales, [1, windows.abreast]))))  # [G] each
     chunk_sizes = _chunk_sizes(cut["q"].shape[0], windows, lanes) if from_batch else None
     chunk = _Chunk(windows, terms, lanes, depth, value_depth=v.shape[3] // heads, dtype=v.dtype, training=training)
     outputs = _mix(chunk, chunk_sizes, options.recompute, inputs=(cut, maps, rows, scales))
@@ -308,7 +308,7 @@ class _Chunk:
         return {name: tf.add_n(x) for name, x in d_cut.items()}, d_maps, d_rows, d_scales
 
     def _scale(self, x, term, scales):
-        return x * tf.cast(tf.repeat(scales[term], self.depth), self.dtype)
+        return x * tf.cast(_by_channel(scales[term], self.lanes, self.depth), self.dtype)
 
     def _scale_map(self, x, scale):
         by_lane = tf.reshape(x, [-1, self.lanes, self.windows.queries * self.windows.keys])
@@ -360,7 +360,8 @@ def _mix(chunk, chunk_sizes, recompute, inputs):
 
         def gradient(*d):
             # The scales depend on d here, so that grappler and XLA do not reuse the forward pass.
-            after = {term: x + 0.0 * tf.cast(tf.reduce_sum(d[0][:1, 0, 0]), x.dtype) for term, x in scales.items()}
+            zero = 0.0 * tf.reduce_sum(d[0][:1, 0, 0])
+            after = {term: x + tf.cast(zero, x.dtype) for term, x in scales.items()}
             ys, ds = (list(zip(*map(split, x))) for x in (outputs, d))
             gradients = []
             for one in zip(split_inputs(cut, maps), weights, ys, ds):
@@ -410,6 +411,11 @@ def _sum_lanes(x, lanes, depth):
     """[..., G*D] -> [G]: sums over all axes and the D channels of a lane."""
     channels = tf.reduce_sum(tf.reshape(x, [-1, lanes * depth]), 0)
     return tf.reduce_sum(tf.reshape(channels, [lanes, depth]), 1)
+
+
+def _by_channel(x, lanes, depth):
+    """[G] -> [G*D]: repeats each number. tf.repeat has ten times as many ops, so it is slower to trace."""
+    return tf.gather(x, np.repeat(np.arange(lanes), depth))
 
 
 def _sum_channels(a, b, depth):

@@ -320,7 +320,8 @@ class Attention(Layer):
         x = self.sized(x)  # [N, h, w, C]
         learns = training and self.trainable and not self.norm.frozen
         windows, options = self.spec.windows(x), self.spec.options
-        pairs = windows.pairs * tf.cast(tf.shape(x)[0], wide(x.dtype)) * windows.lines  # [], logits per term and head
+        # The number of logits of each term and head, which only training needs.
+        pairs = windows.pairs * tf.cast(tf.shape(x)[0], wide(x.dtype)) * windows.lines if learns else None
         tables = self.spec.lookup_tables(self.tables)  # 'query' and 'key' [R, D], 'value' [R, E]
         if choose(options.backend, lambda: self._kernels_can_serve(x, windows)) == "kernel":
             with tf.name_scope(windows.scope):

@@ -35,9 +35,9 @@ def table_rows(table, offsets):
         return tf.gather(table, np.clip(index, 0, last))
     # Consecutive offsets need only a slice. The gradient of a gather is a scatter, which XLA cannot partition over
     # cores that share an image.
-    before, after = np.sum(index < 0), np.sum(index > last)
     within = table[np.clip(index[0], 0, last + 1) : np.clip(index[-1] + 1, 0, last + 1)]
-    return tf.concat([tf.repeat(table[:1], before, 0), within, tf.repeat(table[-1:], after, 0)], 0)
+    before, after = ([count, table.shape[1]] for count in (np.sum(index < 0), np.sum(index > last)))
+    return tf.concat([tf.broadcast_to(table[:1], before), within, tf.broadcast_to(table[-1:], after)], 0)
 
 
 def rows_of_tables(tables, windows, dtype):
