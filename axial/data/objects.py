@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from axial.data import tfrecord
 from axial.data.labels import numbered
-from axial.data.streams import decode_photo, name_damaged_records
+from axial.data.streams import as_written, decode_photo, name_damaged_records
 from axial.io.read import read_existing
 from axial.io.schemas import Count, Strict
 
@@ -69,7 +69,7 @@ def objects_of(data_dir, split):
 
     records = tf.data.TFRecordDataset(tfrecord.shard_paths(data_dir, manifest)).take(MOST_PHOTOS)
     with name_damaged_records(data_dir, split):
-        for photo, ids, *segments in records.map(parse, tf.data.AUTOTUNE):
+        for photo, ids, *segments in records.map(as_written(parse), tf.data.AUTOTUNE):
             segment_ids, classes, crowd = (x.numpy() for x in segments)
             areas = np.bincount(numbered(ids.numpy(), segment_ids).ravel(), minlength=len(segment_ids) + 1)[1:]
             sizes.append(diameters(areas[things[classes] & (crowd == 0) & (areas > 0)]))

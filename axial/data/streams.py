@@ -17,6 +17,8 @@ from axial.io.read import first_line
 from axial.io.show import say
 
 AUTOTUNE = tf.data.AUTOTUNE
+# Keeps AutoGraph away from a data set's function. Its conversion takes seconds, and no such function needs it.
+as_written = tf.autograph.experimental.do_not_convert
 
 
 def decode_photo(record):
@@ -95,9 +97,10 @@ def training_stream(data_dir, split, spec, example, *, stream, shuffle, labels="
         return example(record, key)
 
     def batches(records):
-        dataset = records.map(parse, AUTOTUNE, deterministic=True).batch(batch // replicas, drop_remainder=True)
+        dataset = records.map(as_written(parse), AUTOTUNE, deterministic=True)
+        dataset = dataset.batch(batch // replicas, drop_remainder=True)
         if finish:
-            dataset = dataset.map(finish, AUTOTUNE, deterministic=True)
+            dataset = dataset.map(as_written(finish), AUTOTUNE, deterministic=True)
         return dataset
 
     if stream.service:
@@ -162,7 +165,7 @@ def _host_records(data_dir, manifest, stream, shuffle):
     position = used + records * host // hosts  # the next record's, in the endless sequence of parts
     turn = ((position + 1) * hosts - 1) // records
     turns = tf.data.Dataset.range(turn, tf.int64.max)
-    return turns.flat_map(turn_records).skip(position - records * turn // hosts).enumerate(used)
+    return turns.flat_map(as_written(turn_records)).skip(position - records * turn // hosts).enumerate(used)
 
 
 def evaluation_stream(data_dir, split, spec, example, *, labels="panoptic", shard=(0, 1), skip=0):
@@ -189,7 +192,7 @@ def evaluation_stream(data_dir, split, spec, example, *, labels="panoptic", shar
         record = whole_record(tfrecord.parse_example(record, manifest["labels"]), spec, pictures=True)
         return {"number": number, **example(record)}
 
-    return made_ahead(dataset.map(parse, AUTOTUNE, deterministic=True), elements=16)
+    return made_ahead(dataset.map(as_written(parse), AUTOTUNE, deterministic=True), elements=16)
 
 
 # === Damaged and foreign records ===
@@ -331,7 +334,7 @@ def picture_checks(record):
         yield _has_size(picture, size), f"{key}: not of the size in image/height and image/width"
     if "box/mask" in record:
 
-        @tf.autograph.experimental.do_not_convert
+        @as_written
         def fits(png):
             mask = decode_mask(png)
             return _has_size(mask, size) | ~is_mask(mask, size)
