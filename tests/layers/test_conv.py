@@ -12,6 +12,18 @@ from axial.layers.conv import Conv, SeparableConv, max_pool, resize_antialiased,
 from tests.conftest import built, relative_error
 
 
+@pytest.mark.parametrize("kernel,shape", [(1, (2, 5, 5, 3)), (3, (2, 9, 7, 6)), (5, (3, 8, 11, 4)), (5, (1, 3, 2, 3))])
+def test_depthwise_gradients_equal_tensorflows(kernel, shape):
+    layer = Conv(None, kernel, None, relu=False, use_bias=False)
+    x, d = (tf.random.stateless_normal(shape, [0, i]) for i in (0, 1))
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        y = layer(x)
+        expected = tf.nn.depthwise_conv2d(x, layer.weights[0], [1] * 4, "SAME")
+    for source in (x, *layer.weights):
+        assert relative_error(*(tape.gradient(z, source, d) for z in (y, expected))) < 1e-5
+
+
 @pytest.mark.parametrize("size,kernel,strides", [(1, 3, 2), (7, 3, 1), (7, 3, 2), (8, 7, 2), (8, 1, 2)])
 def test_padding_is_symmetric(size, kernel, strides):
     x = np.random.default_rng(0).normal(size=[1, size, size, 2]).astype(np.float32)
