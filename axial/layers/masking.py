@@ -1,5 +1,7 @@
 """Attention masks: hidden keys get exactly weight 0."""
 
+import contextvars
+
 import numpy as np
 import tensorflow as tf
 
@@ -9,11 +11,12 @@ from axial.layers import device
 # number absorbs every logit of magnitude below 1e22, so the weight is exactly 0. The sum of the masks of rows, columns
 # and padding is finite in bfloat16, so a row with only hidden keys gives no NaN.
 MASKED = -1e30
+STAYS = contextvars.ContextVar("stays", default=False)  # whether the traced graph stays in this process
 
 
 def adds(training):
-    """Whether `hide` adds `MASKED`: in training, on a TPU, or if `training` is a tensor."""
-    return tf.is_tensor(training) or training or device.on_tpu()
+    """Whether `hide` adds `MASKED`: in training, on a TPU, if `training` is a tensor, or in a graph that `STAYS`."""
+    return tf.is_tensor(training) or training or device.on_tpu() or STAYS.get()
 
 
 def mask(visible, dtype):
@@ -25,10 +28,11 @@ def mask(visible, dtype):
 def hide(logits, visible, training=False):
     """The logits for a softmax over the visible keys. All other keys get exactly weight 0.
 
-    Training and TPUs add `MASKED`. All other inference must not add it, because int8 files have one quantisation scale
-    for all logits, and the smallest float16 is -65504. Such inference shifts each row so that the largest visible logit
-    is 0. A hidden logit becomes the largest whole number whose exponential is 0 in the logits' precision: -104 in
-    float32 and -746 in float64. The shift suits logits of any size. A row without a visible key has equal weights.
+    Training, TPUs and predictions of this process add `MASKED`. Other inference must not add it, because its graph may
+    go to a file: int8 files have one quantisation scale for all logits, and the smallest float16 is -65504. Such
+    inference shifts each row so that the largest visible logit is 0. A hidden logit becomes the largest whole number
+    whose exponential is 0 in the logits' precision: -104 in float32 and -746 in float64. The shift suits logits of any
+    size. A row without a visible key has equal weights.
 
     Args:
         logits: [..., M] over M keys.

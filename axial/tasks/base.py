@@ -22,7 +22,9 @@ from axial.io.check import Checked
 from axial.io.show import counted, percent
 from axial.layers import device
 from axial.layers.batch_norm import all_reduce_sums
+from axial.layers.context import holds
 from axial.layers.device import has_tpu, local_replicas
+from axial.layers.masking import STAYS
 from axial.models.base import Network
 from axial.models.registry import ModelConfig, check_model
 from axial.tasks.metrics import Metrics, PredictionWriter
@@ -456,7 +458,8 @@ class DistributedPredictor:
 
             return self.strategy.experimental_distribute_values_from_function(pick)
 
-        results = self._run(*map(spread, zip(*inputs)))
+        with holds(STAYS, True):
+            results = self._run(*map(spread, zip(*inputs)))
         replica_results = {k: self.strategy.experimental_local_results(v) for k, v in results.items()}
         return [{k: v[i // size][i % size] for k, v in replica_results.items()} for i in range(len(inputs))]
 
