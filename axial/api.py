@@ -106,8 +106,7 @@ class Exported(keras.Model):
         self.task = predictor.evaluator.name
 
     def call(self, inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-        values = [x.decode() if isinstance(x, bytes) else x for x in inputs.numpy()]
-        rows = [self.predictor(x) for x in values]
+        rows = [self.predictor(x.decode() if isinstance(x, bytes) else x) for x in inputs.numpy()]
         return {name: _stack([row[name] for row in rows]) for name in rows[0]}
 
 

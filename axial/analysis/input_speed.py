@@ -23,8 +23,7 @@ def measure(task, quick=False):
     @tf.function(autograph=False)
     def consume(iterator, count):
         def read(i):
-            element = iterator.get_next()
-            with tf.control_dependencies(tf.nest.flatten(element)):
+            with tf.control_dependencies(tf.nest.flatten(iterator.get_next())):
                 return (i + 1,)
 
         return tf.while_loop(lambda i: i < count, read, (0,))

@@ -11,7 +11,7 @@ import math
 import os
 import resource
 import sys
-import time
+import timeit
 from typing import Annotated
 
 import tensorflow as tf
@@ -21,7 +21,6 @@ from axial.io.paths import experiments_dir
 from axial.io.read import read_rows
 
 FORWARD_AND_BACKWARD = 3
-COUNTED_TASKS = ("panoptic", "segmentation", "classification")  # tasks whose models take one photo of a fixed size
 SIDE, WIDE, NARROW = 64, 128, 32  # side and channels of the timed block's maps
 
 
@@ -80,12 +79,10 @@ def rate():
         return [tf.reduce_sum(g) for g in tape.gradient(loss, [x, *kernels])]
 
     def run():
-        started = time.perf_counter()
-        [value.numpy() for value in step()]
-        return time.perf_counter() - started
+        return [value.numpy() for value in step()]
 
     run()
-    seconds = min(run() for _ in range(3))
+    seconds = min(timeit.repeat(run, number=1, repeat=3))
     return FORWARD_AND_BACKWARD * math.prod(x.shape[:3]) * sum(map(tf.size, kernels)).numpy() / seconds
 
 

@@ -152,8 +152,7 @@ def matches(truth, predicted):
     pairs = compare(truth, predicted)
     true = [{"fate": "missed" if x else "excused", "iou": 0.0, "other": 0} for x in pairs.required]
     guess = [{"fate": "false" if x else "excused", "iou": 0.0, "other": 0} for x in pairs.unexcused]
-    classless = [x._replace(classes=np.zeros_like(x.classes)) for x in (truth, predicted)]
-    every = compare(*classless)
+    every = compare(*(x._replace(classes=np.zeros_like(x.classes)) for x in (truth, predicted)))
     for k in np.argsort(every.iou):  # the largest IoU last
         i, j, iou = every.true[k], every.predicted[k], float(every.iou[k])
         if iou > 0.5 and pairs.true_classes[i] == pairs.predicted_classes[j]:
@@ -329,8 +328,7 @@ def write_view(path, models, block_names=()):
     with named(path):
         left_out = [name for model in models for name in _fit(model, len(models), block_names)]
     form, style, script = (read_text(os.path.join(HERE, f"view.{kind}")) for kind in ("html", "css", "js"))
-    content = json.dumps(models).replace("<", "\\u003c")
-    body = Html(form.replace("{models}", content))
+    body = Html(form.replace("{models}", json.dumps(models).replace("<", "\\u003c")))
     title = f"Attention of {' and '.join(model['name'] for model in models)}"
     about = [text for model in models for text in model["about"]]
     write_text(path, page(title, {"": body}, about, style=style, script=script))

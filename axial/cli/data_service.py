@@ -57,8 +57,7 @@ def _dispatcher(given):
             refuse_links(folder)
         config = service.DispatcherConfig(port=given.port, work_dir=folder, fault_tolerant_mode=bool(folder))
         host = socket.gethostname() if given.listen == "all" else "localhost"
-        where = f"--work_dir={folder}: " if folder else ""
-        _serve(service.DispatchServer, config, given, host, where=where)
+        _serve(service.DispatchServer, config, given, host, where=f"--work_dir={folder}: " if folder else "")
 
 
 def _worker(given):

@@ -123,8 +123,7 @@ def _main(given):
         if devices := tf.config.list_physical_devices(kind):
             say(f"  {len(devices)} {kind}: {', '.join(device.name for device in devices)}")
     xla = any(tf.config.list_physical_devices(kind) for kind in ("GPU", "TPU"))
-    compiles = "compiles the step" if xla else "does not compile the step; see docs/train.md"
-    say(f"  axial-train: XLA {compiles}")
+    say(f"  axial-train: XLA {'compiles the step' if xla else 'does not compile the step; see docs/train.md'}")
     if given.step:
         with working("training a tiny Axial-DeepLab for one step: about 10 seconds on a CPU"):
             loss = _step()

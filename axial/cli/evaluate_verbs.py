@@ -104,10 +104,9 @@ class Run(Model):
         weights = find_weights(checkpoint or source, given.average)[-1]
         self.name, self.details = name or weights, (task.model.name, os.path.basename(weights))
         looks = (task.multi_scale, True) if given.multi_scale else (given.scales, given.flip)
-        compiled = is_compiled(configuration.query("TrainingConfig.jit_compile", "auto"))
-        self.inference = Inference(strategy, *looks, compiled)
-        if given.diameter is not None:  # predicts one photo at a time
-            self.inference = dataclasses.replace(self.inference, strategy=None, compiled=False)
+        alone = given.diameter is not None  # predicts one photo at a time
+        compiled = not alone and is_compiled(configuration.query("TrainingConfig.jit_compile", "auto"))
+        self.inference = Inference(None if alone else strategy, *looks, compiled)
         self.evaluator, self.spec, self.data_dir = task.evaluator, task.spec, task.data_dir
         self.split = task.data.eval_split
         check_studies(given, self.evaluator, self.spec, task.instances)
@@ -142,8 +141,7 @@ def _restored(given, source, checkpoint):
     splits = given.split or [None]
     if given.gin_file:
         card, fill = read_weights(source)
-        arguments = given.gin_file, card, given.data_dir, given.gin_binding
-        task = configuration.task_of_weights(*arguments, path=source.path)
+        task = configuration.task_of_weights(given.gin_file, card, given.data_dir, given.gin_binding, path=source.path)
         configuration.check_splits(task, splits)
         model = task.build_model()
         fill(model)

@@ -175,8 +175,7 @@ def _write_safetensors(task, model, card, output_dir, *, objects):
         configuration.save(folder, task.spec, objects)
         write_page(folder, card, "safetensors", task=task, objects=objects)
         again, _ = load_weights(path)
-        equal = all(np.array_equal(a, b) for a, b in zip(model.get_weights(), again.get_weights(), strict=True))
-        if not equal:
+        if not all(np.array_equal(a, b) for a, b in zip(model.get_weights(), again.get_weights(), strict=True)):
             raise RuntimeError("the weights of the file differ from the checkpoint's")
     return f"against the checkpoint: all {len(model.weights)} tensors are equal"
 

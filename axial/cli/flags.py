@@ -309,7 +309,6 @@ JSON = Flag(str, "JSON file for all scores or numbers, not in percent.", path=OU
 CSV = Flag(str, "CSV table; each split appends a row of scores.", path=OUT_FILE)
 FIGURE = Flag(str, "picture to write, .png or .jpg.", path=OUT_PICTURE)
 HTML = Flag(str, "HTML page to write.", path=OUT_FILE)
-MARKDOWN = Flag(str, "file for a table; an existing file must have the two comments around the table.", path=OUT_FILE)
 BATCH = Flag(int, "global batch size; by default the recipe's, or 1.", least=1, most=65536)
 DIAMETER = Flag(
     str,

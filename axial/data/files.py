@@ -206,12 +206,11 @@ def photo_fields(path, data, size=None, stored=False):
         turned = f" ({width}x{height} upright)" if (width, height) != stored_size else ""
         has = f"{stored_size[0]}x{stored_size[1]} pixels{turned}"
         raise InputError(f"{path}: {has}, its labels say {size[0]}x{size[1]}")
-    fields = {"image/encoded": _encoded(data, photo)}
-    fields |= {"image/width": sizes[way][0], "image/height": sizes[way][1]}
-    check_decodes(path, fields["image/encoded"])
-    remarks = [*photo.left_out]
-    remarks += [] if photo.deep is None else [f"has more than 8 bits; {LEVELS[PERCENTILES]}"]
-    return fields | ({"image/orientation": way} if way > 1 else {}), remarks
+    encoded = _encoded(data, photo)
+    check_decodes(path, encoded)
+    fields = {"image/encoded": encoded, "image/width": sizes[way][0], "image/height": sizes[way][1]}
+    deep = [] if photo.deep is None else [f"has more than 8 bits; {LEVELS[PERCENTILES]}"]
+    return fields | ({"image/orientation": way} if way > 1 else {}), [*photo.left_out, *deep]
 
 
 def _encoded(data, photo):

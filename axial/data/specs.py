@@ -19,6 +19,7 @@ import collections
 import colorsys
 import dataclasses
 import functools
+import itertools
 import os
 import pathlib
 import re
@@ -238,10 +239,8 @@ class TextSpec:
 
     def decode(self, ids):
         """The sentence of a sequence of piece ids, up to the first `end`. Padding is skipped."""
-        ids = [int(i) for i in ids]
-        if self.end in ids:
-            ids = ids[: ids.index(self.end)]
-        return self.pieces.decode([i for i in ids if i])
+        before_end = itertools.takewhile(lambda i: i != self.end, map(int, ids))
+        return self.pieces.decode([i for i in before_end if i])
 
     def to_json(self):
         lists = {"class_names": [], "category_ids": [], "things": []}  # required fields of `StoredSpec`

@@ -417,7 +417,7 @@ def product(x, kernel, after=lambda y: y):
     The code calls a 1x1 convolution, because the gradient of a matrix product has transposed operands and is half as
     fast. On a TPU the rows of all images form one batch, as in `RowsConv2D`.
     """
-    if not (device.on_tpu() and x.shape[1:].is_fully_defined()):
+    if not _can_use_rows(x):
         return run_nonempty(lambda x: after(tf.nn.conv2d(x, kernel[None, None], 1, "VALID")), x)
     y = tf.nn.conv2d(tf.reshape(x, [-1, 1, *x.shape[2:]]), kernel[None, None], 1, "VALID")
     return after(tf.reshape(y, [-1, *x.shape[1:3], kernel.shape[1]]))

@@ -68,8 +68,7 @@ def maps_network(model, canvas):
 
 def photo_network(task, model):
     """The `FileNetwork` that maps a photo to a dict of the task's outputs."""
-    serve = functools.partial(task.serve, model)
-    return FileNetwork(model, serve, tf.TensorSpec([None, None, 3], tf.uint8, "image"))
+    return FileNetwork(model, functools.partial(task.serve, model), tf.TensorSpec([None, None, 3], tf.uint8, "image"))
 
 
 # === Writing ===
@@ -218,8 +217,7 @@ class FileModel:
 
         values = tf.numpy_function(run, [images], [tf.float32] * len(names), stateful=False)
         values = tf.nest.flatten(values)  # in eager mode, a single map comes without a list
-        batch = images.shape[0]
-        return {name: tf.ensure_shape(x, [batch, *self.shapes[name][1:]]) for name, x in zip(names, values)}
+        return {name: tf.ensure_shape(x, [images.shape[0], *self.shapes[name][1:]]) for name, x in zip(names, values)}
 
     def predict(self, image):
         """dict of the outputs for a photo, uint8 [h, w, 3]. Raises InputError for a photo that the file refuses."""

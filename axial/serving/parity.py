@@ -1,6 +1,6 @@
 """Measures how an export differs from its checkpoint."""
 
-import time
+import timeit
 
 import numpy as np
 import tensorflow as tf
@@ -64,8 +64,7 @@ def prediction_differences(reference, predictor, images):
         if "panoptic" in names:
             names -= {"panoptic", "instance"}
             quality = quality or PanopticQuality(reference.spec)
-            fraction = equal_segments(expected["panoptic"], actual["panoptic"], quality)
-            values.setdefault("panoptic", []).append(fraction)
+            values.setdefault("panoptic", []).append(equal_segments(expected["panoptic"], actual["panoptic"], quality))
         for name in sorted(names):
             a, b = np.asarray(expected[name]), np.asarray(actual[name])
             _check_finite(name, a, b)
@@ -108,9 +107,4 @@ def equal_segments(reference, panoptic, quality):
 def latency(predict, image, runs=5):
     """Median seconds per photo over `runs` calls, after a first call that is not counted."""
     predict(image)
-    seconds = []
-    for _ in range(runs):
-        start = time.perf_counter()
-        predict(image)
-        seconds.append(time.perf_counter() - start)
-    return float(np.median(seconds))
+    return float(np.median(timeit.repeat(lambda: predict(image), number=1, repeat=runs)))

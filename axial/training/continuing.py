@@ -113,10 +113,9 @@ def keep_settings(model_dir, settings, step=None):
         step: the step that the training resumes from; None for a new run.
     """
     stored = None if step is None else _read(model_dir)
-    changes = stored.changes if stored else []
-    for differences in _differences(stored.settings, settings).values() if stored else ():
-        changes = [*changes, *(SettingChange(step, *difference) for difference in differences)]
-    content = TrainingSettings(1, settings, changes)
+    differences = _differences(stored.settings, settings).values() if stored else ()
+    changes = [SettingChange(step, *difference) for rows in differences for difference in rows]
+    content = TrainingSettings(1, settings, [*(stored.changes if stored else ()), *changes])
     if content != stored:
         save_json(os.path.join(model_dir, FILE), content)
 

@@ -61,8 +61,7 @@ def scored(stream, scores, make, processes=0):
             examples, predictions = zip(*pairs)
             # No metric needs the network's input.
             labels = [{name: x for name, x in each.items() if name != "image"} for each in examples]
-            labelled = [*zip(labels, predictions)]
-            waiting.append((examples, pool.submit(_score, make, (number, step), labelled)))
+            waiting.append((examples, pool.submit(_score, make, (number, step), [*zip(labels, predictions)])))
             number += step * len(pairs)
             while waiting and (waiting[0][1].done() or len(waiting) * AT_ONCE >= WAITING):
                 yield added()

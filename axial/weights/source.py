@@ -147,8 +147,7 @@ def _weights(path, is_checkpoint):
         raise InputError(f"{path}: this file is none of {ACCEPTED}; axial-convert weights converts other formats")
 
     recipe = "config.gin", "spec.json"  # files that describe what a run trains
-    runs = (folder for folder in folders if all(gfile.exists(os.path.join(folder, name)) for name in recipe))
-    run = next(runs, None)
+    run = next((one for one in folders if all(gfile.exists(os.path.join(one, name)) for name in recipe)), None)
     cards = [os.path.join(folder, name) for folder in folders for name in (CARD, RUN_CARD)]
     card = next(filter(gfile.exists, cards), None)
     return Source("run" if run else "weights", path, run or folders[0], file=file, card=card)

@@ -4,10 +4,13 @@ import dataclasses
 import os
 import urllib.parse
 
+from axial.cli.flags import OUT_FILE, Flag
 from axial.errors import InputError
 from axial.io.read import read_text
 from axial.io.show import Markdown, csv_text, markdown
 from axial.io.write import write_text
+
+MARKDOWN = Flag(str, "file for a table; an existing file must have the two comments around the table.", path=OUT_FILE)
 
 
 def write_block(path, name, text=None):

@@ -38,7 +38,7 @@ from axial.layers.spatial_attention.attention_terms import SETTINGS, Terms
 from axial.layers.spatial_attention.deformable_conv import DeformableConv, DeformableConv1D
 from axial.layers.spatial_attention.generalized_attention import TEXT, VISION
 from axial.models.registry import find_variant
-from pages import write_block
+from pages import MARKDOWN, write_block
 from published import by_commands, command, publish, read_lines, start_command
 
 TASKS = ("detection", "segmentation", "nmt")
@@ -367,7 +367,7 @@ def write_figure(path):
 
 
 class Study(Flags):
-    markdown = flags.MARKDOWN
+    markdown = MARKDOWN
     figure = flags.FIGURE
 
 

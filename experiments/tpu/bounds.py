@@ -26,7 +26,7 @@ from axial.io.show import markdown_table, print_table
 from axial.io.write import write_text
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "paper"))
-from pages import csv_rows, write_block
+from pages import MARKDOWN, csv_rows, write_block
 
 SIDES = {"v5e": 128, "v5p": 128, "v6e": 256}  # side of a matrix unit
 FORM = "largest batch, kernels"  # nothing is recomputed
@@ -148,7 +148,7 @@ class Bounds(Flags):
     slices = Flag(str, "slices of one device, separated by commas.", ",".join(tpu.DEVICES))
     form = Flag(str, "form of the step.", FORM, choices=tuple(tpu.BINDINGS))
     csv = flags.CSV.but(meaning="table of all layers.")
-    markdown = flags.MARKDOWN
+    markdown = MARKDOWN
 
 
 def _main(given):

@@ -18,7 +18,7 @@ from axial.cli import app, flags
 from axial.cli.flags import Flag, Flags
 from axial.errors import check_installed
 from axial.io import show
-from pages import write_block
+from pages import MARKDOWN, write_block
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +119,7 @@ def _compile(module, compiler):
 
 class Seconds(Flags):
     csv = flags.CSV.but(meaning="table of compile times.", needed=True)
-    markdown = flags.MARKDOWN
+    markdown = MARKDOWN
     only = Flag(str, "text that the names of the recipes contain.", "")
 
 

@@ -44,7 +44,7 @@ from axial.training.train_step import TrainStep
 from axial.training.trainer import check_batch, check_loop
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "paper"))
-from pages import csv_rows, write_block
+from pages import MARKDOWN, csv_rows, write_block
 
 report = functools.partial(say, error=True)
 
@@ -377,7 +377,7 @@ class Compile(Flags):
     all = Flag(bool, "every published recipe; adds missing rows to the file of --csv.", False)
     only = Flag(str, "text that the names of the recipes contain.", "", needs="all")
     csv = flags.CSV.but(meaning="table of compiled recipes.", needs="all")
-    markdown = flags.MARKDOWN.but(needs="all")
+    markdown = MARKDOWN.but(needs="all")
 
 
 def _main(given):

@@ -193,8 +193,7 @@ BAD = {
 @pytest.mark.parametrize("call, said", BAD.items(), ids=BAD)
 def test_bad_input_is_one_line(refuse, call, said):
     flags = {"RECIPE": RECIPE, "WISH": WISH, "TEXT": TEXT}
-    words = [word for name in call.split() for word in flags.get(name, [name])]
-    refuse(said, "tpu", *words)
+    refuse(said, "tpu", *(word for name in call.split() for word in flags.get(name, [name])))
 
 
 def test_an_engine_that_is_not_installed(refuse, tmp_path):

@@ -143,6 +143,5 @@ def test_conversion_goes_on_in_the_order_in_which_it_began(older_dir):
         min(folder.glob("*.tfrecord")).unlink()
         if begun:
             (folder / "train.json").rename(folder / ".train.plan")
-        manifest = convert_labels(older_dir, np.repeat(np.arange(10), 8), 5)
-        assert manifest["permutation"] is None
+        assert convert_labels(older_dir, np.repeat(np.arange(10), 8), 5)["permutation"] is None
         assert {path.name: path.read_bytes() for path in folder.glob("*.tfrecord")} == before

@@ -22,7 +22,7 @@ def test_tables_have_every_model_and_are_not_stale():
         assert (ROOT / f"experiments/{name}.csv").read_text() == csv_rows(kind, rows.values())
     assert list(MODELS) == list(VARIANTS)
     recipes = [recipe for recipe in read_recipes() if recipe.canvas]
-    assert set(STEPS) == {r.model for r in recipes if find_variant(r.model).task in step_cost.COUNTED_TASKS}
+    assert set(STEPS) == {r.model for r in recipes if find_variant(r.model).task in counts.COUNTED_TASKS}
     assert {(step.model, step.sides) for step in STEPS.values()} <= {(r.model, r.canvas) for r in recipes}
     assert counts.count_variants(["axial_resnet_nano"], processes=1) == [MODELS["axial_resnet_nano"]]
     assert counts.count_step("resnet_nano", STEPS["resnet_nano"].sides) == STEPS["resnet_nano"]

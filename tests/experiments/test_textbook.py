@@ -45,8 +45,7 @@ def test_equals_the_textbook(backend, size, axis, span, terms, training):
     assert set(named) == {w.name for w in layers[1].weights}
     for weight in layers[1].weights:
         weight.assign(named[weight.name])
-    results = [run(layer, x, cotangent, training) for layer in layers]
-    (ours, gradients), (theirs, expected) = results
+    (ours, gradients), (theirs, expected) = (run(layer, x, cotangent, training) for layer in layers)
     assert error(ours, theirs) < TOLERANCE
     assert set(gradients) == set(expected)
     for name, gradient in gradients.items():

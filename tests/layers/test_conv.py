@@ -156,8 +156,7 @@ def test_pools_are_the_same_on_a_tpu(monkeypatch, size, pool):
 
 def test_maps_of_unknown_size_keep_the_plain_form(monkeypatch):
     monkeypatch.setattr(device, "on_tpu", lambda: True)
-    layers = Conv(5, 3, None), Conv(None, 5, None), max_pool
-    for layer in layers:
+    for layer in (Conv(5, 3, None), Conv(None, 5, None), max_pool):
         layer(tf.zeros([1, 9, 9, 4]))
         run = tf.function(layer, input_signature=[tf.TensorSpec([None, None, None, 4])])
         x = tf.random.stateless_normal([1, 7, 11, 4], [0, 0])

@@ -209,9 +209,8 @@ def test_an_argument_without_a_config_is_named():
 def test_a_config_names_only_what_makes_layers():
     ours = ("axial.io.write.write_whole", "axial.layers.later.Layer", "axial.models.resnet.network.in_turn")
     for path in (*ours, "os.system"):
-        config = {"axial": path, "config": {"path": "x"}}
         with pytest.raises(InputError, match=f"'{path}' is not a layer of axial"):
-            Attended.from_config({"attention": config})
+            Attended.from_config({"attention": {"axial": path, "config": {"path": "x"}}})
 
 
 def test_no_code_of_a_file_runs():

@@ -158,8 +158,7 @@ def annotations_of(segments, classes, number):
     """Yields (segment index, COCO annotation) for each thing of a map of segments."""
     for i, category in enumerate(classes):
         if SPEC.things[category]:
-            mask = np.asfortranarray(segments == i + 1, np.uint8)
-            encoded = masks.encode(mask)
+            encoded = masks.encode(np.asfortranarray(segments == i + 1, np.uint8))
             encoded["counts"] = encoded["counts"].decode()
             yield i, {"image_id": number, "category_id": SPEC.category_ids[category], "segmentation": encoded}
 

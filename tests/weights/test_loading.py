@@ -51,8 +51,7 @@ def saved(model, tmp_path_factory):
 
 def test_safetensors_there_and_back(model, photos, saved):
     """The file and its folder load as the same model. The card has class names, scores and preprocessing."""
-    loaded = axial.load(saved)
-    np.testing.assert_array_equal(loaded(photos)["logits"], model(photos)["logits"])
+    np.testing.assert_array_equal(axial.load(saved)(photos)["logits"], model(photos)["logits"])
     np.testing.assert_array_equal(
         axial.load(saved.parent, model="axial_resnet_nano")(photos)["logits"], model(photos)["logits"]
     )
@@ -116,8 +115,7 @@ def hub(saved, hub_of):
 
 @pytest.mark.parametrize("path", ["hf://me/nano@first", "hf://me/nano/nano.safetensors"])
 def test_from_the_hub(hub, model, photos, path):
-    loaded = axial.load(path)
-    np.testing.assert_array_equal(loaded(photos)["logits"], model(photos)["logits"])
+    np.testing.assert_array_equal(axial.load(path)(photos)["logits"], model(photos)["logits"])
 
 
 @pytest.fixture

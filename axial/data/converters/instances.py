@@ -157,8 +157,7 @@ def _paint(spec, classes, rest, outlines):
         if not number:
             return (0, spec.ignore, 0) if rest is None else segment(spec, "", spec.category_ids[rest], 0)
         one = objects[number - 1]
-        category = spec.category_ids[classes[one.category]]
-        return segment(spec, one.where, category, 0 if one.crowd else number)
+        return segment(spec, one.where, spec.category_ids[classes[one.category]], 0 if one.crowd else number)
 
     remarks = [(UNDER, [int(count) for count in under])] * bool(covered) + [(EMPTY, [int(empty)])] * bool(empty)
     return Labels(*labels_of(numbers, describe)[:3], remarks)
@@ -200,8 +199,7 @@ def _list_coco(path, folders):
 
 
 def _list_yolo(input_dir, split, stored):
-    path = os.path.join(input_dir, _YOLO)
-    names = read_yaml(path, YoloData).names
+    names = read_yaml(os.path.join(input_dir, _YOLO), YoloData).names
     names = names if isinstance(names, dict) else dict(enumerate(names))
     forms = [("images/{}", "labels/{}"), ("{}/images", "{}/labels")]
     pairs = [[inside(input_dir, form.format(split), "--split") for form in pair] for pair in forms]
@@ -254,8 +252,7 @@ def _list_labelme(input_dir, split):
             with contextlib.suppress(InputError):  # of another program, or damaged; `_read_labelme` names it
                 labels |= {shape.label for shape in read_json(path, LabelMe)[1].shapes}
     names = dict(enumerate(sorted(labels), 1))
-    categories = {name: category for category, name in names.items()}
-    read = functools.partial(_read_labelme, categories)
+    read = functools.partial(_read_labelme, {name: category for category, name in names.items()})
     photos = {name: photos[name] for name in paths}
     items = files.labelled_items(photos, {name: [path] for name, path in paths.items()}, read)
     return names, items, "\n".join(["labelme", *names.values(), *paths]).encode()

@@ -279,11 +279,9 @@ class DeformableConv(Layer):
         window = [self.side, self.side]
         size = [*window, channels // self.groups, self.filters]
         self.kernel = self.add_weight("kernel", size, initializer=self.kernel_initializer)
-        self.bias = None
-        if self.norm is None and self.use_bias:
-            self.bias = self.add_weight("bias", [self.filters], initializer="zeros")
-        outputs = taps * self.offset_groups * (2 if self.modulation == "none" else 3)
-        offsets = [*window, channels, outputs]
+        has_bias = self.norm is None and self.use_bias
+        self.bias = self.add_weight("bias", [self.filters], initializer="zeros") if has_bias else None
+        offsets = [*window, channels, taps * self.offset_groups * (2 if self.modulation == "none" else 3)]
         self.offset_kernel, self.offset_bias = add_offset_weights(self, offsets, self.offset_rate)
         super().build(shape)
 

@@ -72,8 +72,7 @@ class CCNet(Network):
             x = self.attended(x, training=learns)
         x = self.smooth(x, training=learns)
         x = self.fuse(tf.concat([tf.cast(features["res5"], x.dtype), x], -1), training=learns)
-        if learns and self.options.dropout:
-            x = random.dropout(x, self.options.dropout)
+        x = random.dropout(x, self.options.dropout) if learns and self.options.dropout else x
         maps = {SEMANTIC: self.logits(x)}
         if self.auxiliary_head is not None:  # also called in inference, so that every built model has its weights
             auxiliary = self.auxiliary_head(features["res4"], training=learns)

@@ -212,8 +212,7 @@ class FasterRCNN(Network):
             valid_size = tf.tile(tf.constant([images.shape[1:3].as_list()]), [tf.shape(images)[0], 1])
         valid_size = tf.cast(valid_size, tf.float32)
         images = _padded(images)
-        features = self.backbone(images, training=training and self.trainable)
-        pyramid = self.pyramid(features)
+        pyramid = self.pyramid(self.backbone(images, training=training and self.trainable))
         scores, codes = self.proposal_head(pyramid)
         copies = [tf.shape(images)[0], 1, 1, 1]
         anchor_boxes = {level: tf.tile(x[None], copies) for level, x in anchors(images.shape[1:3]).items()}
@@ -231,8 +230,7 @@ class FasterRCNN(Network):
         from official.vision.modeling.layers import roi_aligner
 
         crops = roi_aligner.MultilevelROIAligner(side, dtype="float32")(maps, boxes)
-        shape = [boxes.shape[1], side, side, maps["2"].shape[-1]]
-        return tf.cast(tf.reshape(crops, [-1, *shape]), self.compute_dtype)
+        return tf.cast(tf.reshape(crops, [-1, boxes.shape[1], side, side, maps["2"].shape[-1]]), self.compute_dtype)
 
     def _detect(self, maps, proposals, valid_size):
         """Detections of each image."""
@@ -343,6 +341,5 @@ def _on_photo(scores, stride, valid_size):
 
 def _padded(images):
     """Pads images with zeros, below and on the right, to multiples of the largest stride."""
-    stride = 2 ** LEVELS[-1]
-    below, right = (-side % stride for side in images.shape[1:3])
+    below, right = (-side % 2 ** LEVELS[-1] for side in images.shape[1:3])
     return tf.pad(images, [[0, 0], [0, below], [0, right], [0, 0]])

@@ -116,8 +116,7 @@ class DetectionTask(Task):
             return tf.concat([tf.reshape(maps(level), [-1, *last]) for level in levels], 0)
 
         labels = flat(lambda level: batch[f"anchor_scores/{level}"])  # [anchors of all photos and levels]
-        score_logits = flat(lambda level: outputs["anchor_scores"][level])
-        score = entropy(tf.cast(labels > 0, tf.float32), score_logits)
+        score = entropy(tf.cast(labels > 0, tf.float32), flat(lambda level: outputs["anchor_scores"][level]))
         error = flat(lambda level: outputs["anchor_codes"][level] - batch[f"anchor_boxes/{level}"], 4)
         sums = {"anchor_score": _sum_where(labels >= 0, score, labels >= 0)}
         sums["anchor_box"] = _sum_where(labels > 0, _smooth_l1(error, BETA["anchors"]), labels >= 0)
@@ -161,8 +160,7 @@ class DetectionTask(Task):
         corners = detections["box"] * tf.tile(size / valid_size, [2])
         top, left, bottom, right = tf.unstack(tf.clip_by_value(corners, 0.0, tf.tile(size, [2])), axis=-1)
         classes = tf.gather(self.spec.thing_classes, tf.maximum(tf.cast(detections["class"], tf.int32) - 1, 0))
-        box = tf.stack([left, top, right - left, bottom - top], -1)
-        return {**detections, "box": box, "class": classes}
+        return {**detections, "box": tf.stack([left, top, right - left, bottom - top], -1), "class": classes}
 
     def example(self, image):
         """An example for `predictions`, from a photo, uint8 [h, w, 3]."""

@@ -228,10 +228,8 @@ def stuff_only(spec):
 
 def _without_instances(semantic, spec, config):
     """`postprocess` without instances: every class is stuff."""
-    none, one = (
-        tf.zeros_like(semantic),
-        functools.partial(merge_semantic_and_instance, most=1, spec=stuff_only(spec), config=config),
-    )
+    none = tf.zeros_like(semantic)
+    one = functools.partial(merge_semantic_and_instance, most=1, spec=stuff_only(spec), config=config)
     map_spec = tf.TensorSpec(semantic.shape[1:], tf.int32)
     panoptic = _each(lambda maps: one(*maps)[0], (semantic, none), map_spec)
     scores = tf.zeros([tf.shape(semantic)[0], most_centers(semantic.shape[1:], config, spec)])

@@ -108,8 +108,7 @@ def draw_centers(centers, height, width, sigma):
     around = tf.stack(tf.meshgrid(near, near, indexing="ij"), -1)
     at = tf.cast(tf.round(centers), tf.int32)[:, None, None] + around  # [S, P, P, 2]
     canvas = tf.zeros([height + 2 * reach, width + 2 * reach])  # larger by `reach` on every side
-    patches = tf.tile(patch[None], [tf.shape(centers)[0], 1, 1])
-    canvas = tf.tensor_scatter_nd_max(canvas, at + reach, patches)
+    canvas = tf.tensor_scatter_nd_max(canvas, at + reach, tf.tile(patch[None], [tf.shape(centers)[0], 1, 1]))
     return canvas[reach : reach + height, reach : reach + width]  # `reach` may be 0, for a small sigma
 
 

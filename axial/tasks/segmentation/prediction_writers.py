@@ -274,8 +274,7 @@ class CityscapesPredictionWriter:
     def close(self, file_names):
         """Writes the panoptic JSON. Raises InputError if one of the `file_names` was not added."""
         check_complete(self.folder, file_names, self.annotations)
-        annotations = sorted(self.annotations.values(), key=lambda one: one["image_id"])
-        write_json(self.json, {"annotations": annotations})
+        write_json(self.json, {"annotations": sorted(self.annotations.values(), key=lambda one: one["image_id"])})
 
 
 def zip_coco_results(results_dir, split, data_dir, output_dir, algorithm="axial"):

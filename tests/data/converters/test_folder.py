@@ -336,29 +336,21 @@ def other_form(folder):
     image_of("photos")(folder).rename(folder.split / "photos" / "\xe9.png")
 
 
-def twins(folder):
-    Image.new("RGB", (60, 30)).save(folder.split / "photos" / "a.jpg")
-
-
 def grey(value, height=30, mode="L"):
     return Image.new(mode, (60, height), value)
-
-
-def deep(value):
-    return Image.fromarray(np.full([30, 60], value, np.uint16))
 
 
 SEMANTIC, INSTANCE, PHOTO = map(image_of, ("semantic", "instance", "photos"))
 BAD = [
     (lambda folder: shutil.rmtree(folder.split / "instance"), "'car' is a thing in .* but there are no instances"),
     (moved("semantic/a.png", "semantic/b.png"), "semantic/a.png: missing, though .*photos/a.png is there"),
-    (twins, "a.png: .*a.jpg has the same name"),
+    (lambda folder: grey(0, mode="RGB").save(folder.split / "photos" / "a.jpg"), "a.png: .*a.jpg has the same name"),
     (replace(INSTANCE, grey(0, height=29)), "instance/a.png: 60x29 pixels, but .*semantic/a.png has 60x30"),
     (replace(SEMANTIC, grey(0, mode="RGB")), "semantic/a.png: in colour"),
     (other_form, r"did you mean '.*(u0301|xe9)'\? '.*' looks alike"),
     (replace(SEMANTIC, grey(9)), "semantic/a.png: label 9, .*'mine' does not have; its classes are .0, 7, 300., ign"),
     (replace(PHOTO, grey(0, height=29)), "photos/a.png: 60x29 pixels, its labels say 60x30"),
-    (replace(INSTANCE, deep(1000)), "instance 1000 of 'car'.*label_divisor 1000"),
+    (replace(INSTANCE, grey(1000, mode="I;16")), "instance 1000 of 'car'.*label_divisor 1000"),
 ]
 
 

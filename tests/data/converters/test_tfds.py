@@ -53,6 +53,5 @@ def test_a_shard_that_is_cut_short_is_named(panoptic, tmp_path):
     (offset, length), _ = next(record_fields(str(shard), ("image/id",)))
     second = offset + length + 4
     shard.write_bytes(shard.read_bytes()[: second + 40])
-    words = f"{shard.name}: the record at byte {second} is damaged"
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(InputError, match=f"{shard.name}: the record at byte {second} is damaged"):
         coco_tfds_items(str(tmp_path / "tfds"), "val2017")

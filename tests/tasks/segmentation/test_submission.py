@@ -83,8 +83,7 @@ def test_missing_photos_and_old_results_are_refused(tmp_path):
     with pytest.raises(InputError, match="takes cityscapes' classes, these are coco's"):
         CityscapesPredictionWriter(str(tmp_path), COCO, "val")
     results = CityscapesPredictionWriter(str(tmp_path), CITYSCAPES, "val")
-    ids = street()
-    results.add("a_000000_000001_leftImg8bit.png", *as_prediction(ids, CITYSCAPES))
+    results.add("a_000000_000001_leftImg8bit.png", *as_prediction(street(), CITYSCAPES))
     with pytest.raises(InputError, match="1 of 2 photos are missing, first b.png"):
         results.close(["a_000000_000001_leftImg8bit.png", "b.png"])
     assert not (tmp_path / "panoptic/cityscapes_panoptic_val.json").exists()
