@@ -93,8 +93,7 @@ def training_stream(data_dir, split, spec, example, *, stream, shuffle, labels="
 
     def parse(number, serialized):
         key = tf.random.experimental.stateless_fold_in([stream.seed, 1 + host], number)
-        record = whole_record(tfrecord.parse_example(serialized, manifest["labels"]), spec)
-        return example(record, key)
+        return example(whole_record(tfrecord.parse_example(serialized, manifest["labels"]), spec), key)
 
     def batches(records):
         dataset = records.map(as_written(parse), AUTOTUNE, deterministic=True)

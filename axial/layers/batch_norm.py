@@ -150,7 +150,7 @@ class BatchNorm(Layer):
             return x * scale + shift
         maps = x if x.shape.rank == 4 else tf.reshape(x, [1, 1, -1, x.shape[-1]])
         empty = tf.zeros([0])
-        gamma, count = self.gamma, _count(x) if training else None
+        gamma, count = self.gamma, _count(x) if training else 0.0
         if training and not x.shape[0]:  # without images, the gradient would be NaN under XLA
             gamma = tf.where(count > 0, gamma, tf.stop_gradient(gamma))
         y, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(

@@ -99,7 +99,7 @@ class RowsDepthwiseConv2D(keras.layers.DepthwiseConv2D):
     def call(self, x):
         name, whole = "axial.layers.tpu.depthwise", self.dilation_rate == (1, 1)
         rows, static = _can_use_rows(x), x.shape[1:].is_fully_defined()
-        if self.padding != "same" or not (rows or device.on_cpu() and whole and static):
+        if self.padding != "same" or not (rows or (device.on_cpu() and whole and static)):
             return super().call(x)
         kernel = tf.cast(self.depthwise_kernel, x.dtype)
         if not rows:
@@ -131,9 +131,7 @@ def _depthwise_on_cpu(x, kernel):
     (_, height, width, channels), side = x.shape, kernel.shape[0]
 
     def gradient(d):
-        d_x = tf.raw_ops.DepthwiseConv2dNativeBackpropInput(
-            input_sizes=tf.shape(x), filter=kernel, out_backprop=d, strides=[1] * 4, padding="SAME"
-        )
+        d_x = tf.nn.depthwise_conv2d_backprop_input(tf.shape(x), kernel, d, [1] * 4, padding="SAME")
         pad = [(side - 1) // 2, side // 2]
         around, within = (tf.transpose(y, [1, 2, 0, 3]) for y in (tf.pad(x, [[0, 0], pad, pad, [0, 0]]), d))
         around = tf.reshape(around, [1, height + side - 1, width + side - 1, -1])

@@ -60,8 +60,7 @@ class Optimizer(keras.optimizers.Optimizer):
             variables: the variables that the constructor got.
             finite: bool tensor, whether loss and gradients are finite.
         """
-        step = tf.where(finite | self.is_stopped(), self.bad_step, self.iterations)
-        self.bad_step.assign(step)
+        self.bad_step.assign(tf.where(finite | self.is_stopped(), self.bad_step, self.iterations))
         stopped = self.is_stopped()
         gradients = [tf.where(stopped, tf.zeros([], g.dtype), g) for g in gradients]
         self.apply_gradients(zip(gradients, variables, strict=True), skip_gradients_aggregation=True)

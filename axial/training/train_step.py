@@ -214,8 +214,7 @@ def _added(compute, micro_batches):
 
 def _repeat(task, model, config, step, replicas):
     """The result of `first_non_finite` for a repeated step. Only the first host's batches are read."""
-    context = tf.distribute.InputContext(1, 0, replicas)
-    batches = iter(task.train_dataset(config.batch, config.seed, step, context))
+    batches = iter(task.train_dataset(config.batch, config.seed, step, tf.distribute.InputContext(1, 0, replicas)))
     for replica in range(replicas):
         batch = next(batches)
         for i in range(config.accumulate):

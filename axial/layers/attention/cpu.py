@@ -259,8 +259,7 @@ class _Chunk:
         logits = tf.add_n(logits)
         if self.windows.visible is not None:
             by_block = _by_block(logits, self.windows, self.lanes)
-            hidden = hide(by_block, self.windows.visible[:, None], self.training)
-            logits = tf.reshape(hidden, tf.shape(logits))
+            logits = tf.reshape(hide(by_block, self.windows.visible[:, None], self.training), tf.shape(logits))
         return tf.cast(tf.nn.softmax(logits), self.dtype)
 
     def mix(self, w, cut, rows):
@@ -420,5 +419,4 @@ def _by_channel(x, lanes, depth):
 
 def _sum_channels(a, b, depth):
     """a . b per lane: [A, L, G*E] -> float32 [A, L, G]."""
-    product = widen(a) * widen(b)
-    return tf.reduce_sum(tf.reshape(product, [-1, a.shape[1], a.shape[2] // depth, depth]), 3)
+    return tf.reduce_sum(tf.reshape(widen(a) * widen(b), [-1, a.shape[1], a.shape[2] // depth, depth]), 3)
