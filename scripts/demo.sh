@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the whole workflow on two cores, in 15 to about 30 minutes: photos -> TFRecords -> training, killed and resumed
+# Runs the whole workflow on two cores, in 11 to about 30 minutes: photos -> TFRecords -> training, killed and resumed
 # once -> SavedModel -> PQ and pictures of unseen photos. A later call reuses existing files and resumes a killed demo.
 #
 #   scripts/demo.sh                cell nuclei: trains on 97 photos, and scores 33 others
